@@ -1,0 +1,272 @@
+// How a communicator waits: spin, yield, sleep; and what it looks for while nothing moves.
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "engine/comm.hpp"
+#include "engine/engine.hpp"
+
+namespace hcomm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+/// Rounds of spinning before the first yield: about 50 us. With more ranks than cores the peer that would have to
+/// answer may need this very core, so there is next to none.
+constexpr int kSpins = 600;
+constexpr int kSpinsCrowded = 2;
+/// Time spent yielding before a real sleep, which costs two system calls and a wake-up on the other side.
+constexpr auto kYield = microseconds(200);
+constexpr auto kYieldCrowded = microseconds(2000);
+/// The longest sleep at once: bounds how late Ctrl-C and deadlines are noticed.
+constexpr auto kSlice = milliseconds(100);
+/// A rank that has been blocked for this long tells the others what it is in.
+constexpr auto kSlow = milliseconds(500);
+
+}  // namespace
+
+/// One sleep of a driver. Constructed before the last look for progress, so that no wake-up falls in between.
+class Comm::Nap {
+public:
+    explicit Nap(Comm& comm) : comm_(comm), control_(comm.own().control()) {
+        if (comm_.has_tcp_) {
+            comm_.poll_drivers_.fetch_add(1, std::memory_order_seq_cst);
+            control_.poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
+        } else {
+            seen_ = control_.doorbell.load(std::memory_order_acquire);
+            control_.futex_sleepers.fetch_add(1, std::memory_order_seq_cst);
+        }
+        ++comm_.sleepers_;
+    }
+    ~Nap() {
+        --comm_.sleepers_;
+        if (comm_.has_tcp_) {
+            comm_.poll_drivers_.fetch_sub(1, std::memory_order_relaxed);
+            control_.poll_sleepers.fetch_sub(1, std::memory_order_relaxed);
+        } else {
+            control_.futex_sleepers.fetch_sub(1, std::memory_order_relaxed);
+        }
+    }
+    Nap(const Nap&) = delete;
+    Nap& operator=(const Nap&) = delete;
+
+    void sleep(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds limit) {
+        if (!comm_.has_tcp_) {
+            lock.unlock();
+            futex_wait(control_.doorbell, seen_, limit);
+            lock.lock();
+            return;
+        }
+        std::vector<pollfd> fds{{comm_.wake_.get(), POLLIN, 0}};
+        comm_.collect_data_fds(fds);
+        lock.unlock();
+        const auto milli = std::chrono::ceil<milliseconds>(limit).count();
+        if (::poll(fds.data(), fds.size(), static_cast<int>(milli)) > 0 && fds[0].revents) {
+            std::uint64_t count;
+            [[maybe_unused]] const auto n = ::read(comm_.wake_.get(), &count, sizeof count);
+        }
+        lock.lock();
+    }
+
+private:
+    Comm& comm_;
+    WindowControl& control_;
+    std::uint32_t seen_ = 0;
+};
+
+Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interrupt) {
+    std::unique_lock lock(mutex_);
+    ++drivers_;
+    const int spins = config_.crowded ? kSpinsCrowded : kSpins;
+    for (int i = 0; i < spins; ++i) {
+        progress();
+        if (!task.pending()) break;
+        if (i % 32 == 31) {  // let others have a look
+            lock.unlock();
+            lock.lock();
+        }
+        for (int k = 0; k < 4; ++k) cpu_relax();
+    }
+    Clock::time_point now = Clock::now();
+    const Clock::time_point sleepy = now + (config_.crowded ? kYieldCrowded : kYield);
+    bool interrupted = false;
+    while (task.pending() && now < limit) {
+        std::optional<Nap> nap;
+        if (now >= sleepy) nap.emplace(*this);
+        progress();
+        if (!task.pending()) break;
+        check_slow(now, lock);
+        if (!task.pending()) break;
+        if (nap) {
+            nap->sleep(lock, std::min(next_due(now), limit) - now);
+            nap.reset();
+            lock.unlock();
+            interrupted = interrupt && interrupt();
+            lock.lock();
+            if (interrupted) {
+                fail({Status::Interrupted, posted_, {config_.rank}, "rank " + std::to_string(config_.rank) + " was interrupted (Ctrl-C)"});
+                fail_tasks();
+                break;
+            }
+        } else {
+            lock.unlock();
+            ::sched_yield();
+            lock.lock();
+        }
+        now = Clock::now();
+    }
+    --drivers_;
+    const bool more = head() != nullptr || messenger_->active();
+    lock.unlock();
+    if (more) engine_->wake();
+    return interrupted ? Status::Interrupted : task.status.load(std::memory_order_acquire);
+}
+
+/// When the next look is due even if nothing wakes this rank.
+Clock::time_point Comm::next_due(Clock::time_point now) const {
+    Clock::time_point due = now + (any_lost() ? milliseconds(20) : kSlice);
+    if (const Operation* operation = head()) due = std::min(due, operation->deadline);
+    return std::max(std::min(due, messenger_->next_deadline()), now);
+}
+
+/// What is looked for while nothing moves: deadlines, peers that are gone, peers that are in something else.
+void Comm::check_slow(Clock::time_point now, std::unique_lock<std::mutex>& lock) {
+    try {
+        if (Operation* operation = head()) {
+            if (operation->started == Clock::time_point{}) operation->started = now;
+            check_headers(*operation);
+            if (now - operation->started >= kSlow) say_slow(*operation);
+        }
+        check_lost(now);
+    } catch (const OperationFailed&) {
+        // Comm::fail has the reason.
+    }
+    if (failed_) return end_if_failed();
+    Operation* operation = head();
+    auto message = messenger_->overdue(now);
+    const bool late = operation && operation->deadline <= now;
+    if ((late || message) && !timing_out_) time_out(lock, late ? operation : nullptr, std::move(message));
+}
+
+void Comm::check_headers(const Operation& operation) {
+    const OpHeader& mine = operation.header();
+    for (Peer* peer : others_) {
+        const SharedHeader& said =
+            peer->window ? peer->window->control().headers[mine.seq % kHeaderSlots] : peer->slow;
+        if (said.seq() != mine.seq || said.signature() == mine.signature) continue;
+        mismatch(mine, peer->rank, said.read());
+    }
+}
+
+/// Ranks joined by TCP see each other's headers only where the algorithm joins them; a rank that is stuck shows
+/// its header to all, once.
+void Comm::say_slow(const Operation& operation) {
+    if (!has_tcp_ || said_slow_ >= operation.header().seq) return;
+    said_slow_ = operation.header().seq;
+    const auto* body = reinterpret_cast<const std::byte*>(&operation.header());
+    for (Peer* peer : others_)
+        if (!peer->window) peer->control->send(ControlKind::Slow, {body, sizeof(OpHeader)});
+}
+
+bool Comm::is_needed(const Peer& peer) const {
+    const auto lost = [](const Peer* p) { return p->lost_at != 0; };
+    if (messenger_->needs(peer.rank, std::all_of(others_.begin(), others_.end(), lost))) return true;
+    const Operation* operation = head();
+    if (!operation) return false;
+    const std::uint64_t seq = operation->header().seq;
+    if (!operation->begun()) return true;
+    if (peer.window) return peer.window->control().done.load(std::memory_order_acquire) < seq;
+    if (!peer.left) return true;
+    return peer.left_done < seq || (operation->waiting_for() == &peer && peer.coll->ended());
+}
+
+void Comm::check_lost(Clock::time_point now) {
+    Peer* first = nullptr;
+    for (Peer* peer : others_) {
+        const auto at = peer->lost_at.load();
+        if (at == 0 || !is_needed(*peer)) continue;
+        if (!peer->left && now - Clock::time_point(Clock::duration(at)) < kGrace) continue;
+        if (!first || at < first->lost_at.load()) first = peer;
+    }
+    if (!first) return;
+    const std::string who = "rank " + std::to_string(first->rank);
+    const std::uint64_t seq = head() ? head()->header().seq : done_.load();
+    raise({Status::PeerLost, seq, {first->rank},
+           first->left ? who + " left (finalised) after completing " + std::to_string(first->left_done) + " operations"
+                       : who + " died: its connection closed without a goodbye"});
+}
+
+void Comm::time_out(std::unique_lock<std::mutex>& lock, Operation* operation, std::shared_ptr<Message> message) {
+    timing_out_ = true;
+    Failure failure{Status::Timeout, posted_, {}, ""};
+    if (operation) {
+        failure.seq = operation->header().seq;
+        failure.text = describe(operation->header()) + " did not finish in time";
+        Peer* waiting = operation->waiting_for();
+        lock.unlock();
+        const auto reports = ask_all(self_report(), 0.4, false);
+        lock.lock();
+        for (int r = 0; r < config_.size; ++r) {
+            const RankReport& report = reports[static_cast<std::size_t>(r)];
+            if (r != config_.rank && (!report.heard || report.posted < failure.seq)) failure.ranks.push_back(r);
+        }
+        if (failure.ranks.empty() && waiting) failure.ranks.push_back(waiting->rank);
+        operation = head();
+    } else {
+        const std::string peer = message->peer < 0 ? "any rank" : "rank " + std::to_string(message->peer);
+        failure.text = (message->is_send ? "send to " : "recv from ") + peer + ", tag " + std::to_string(message->tag) +
+                       ", did not finish in time";
+        if (message->peer >= 0 && message->peer != config_.rank) failure.ranks.push_back(message->peer);
+    }
+    timing_out_ = false;
+    // It may have finished while the others were asked.
+    const bool still = operation ? operation->header().seq == failure.seq : message && message->pending();
+    if (!still) return;
+    fail(std::move(failure));
+    fail_tasks();
+}
+
+bool Comm::needs_engine() {
+    const std::lock_guard lock(mutex_);
+    return drivers_ == 0 && (head() != nullptr || messenger_->active());
+}
+
+void Comm::drive_from_engine(Clock::time_point& due) {
+    std::unique_lock lock(mutex_);
+    if (drivers_ > 0) return;
+    progress();
+    const auto now = Clock::now();
+    check_slow(now, lock);
+    if (head() != nullptr || messenger_->active()) due = std::min(due, next_due(now));
+}
+
+void Comm::collect_data_fds(std::vector<pollfd>& fds) {
+    if (const Operation* operation = head())
+        if (Peer* peer = operation->waiting_for(); peer && peer->coll->fd() >= 0 && peer->lost_at == 0)
+            fds.push_back({peer->coll->fd(), POLLIN, 0});
+    for (Peer* peer : others_)
+        if (!peer->outbox.empty() && peer->coll->fd() >= 0 && peer->lost_at == 0)
+            fds.push_back({peer->coll->fd(), POLLOUT, 0});
+    messenger_->collect_fds(fds);
+}
+
+void Comm::collect_data_fds_locked(std::vector<pollfd>& fds) {
+    const std::lock_guard lock(mutex_);
+    collect_data_fds(fds);
+}
+
+void Comm::arm_poll() {
+    own().control().poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::lock_guard lock(mutex_);
+    ++sleepers_;
+}
+
+void Comm::disarm_poll() {
+    own().control().poll_sleepers.fetch_sub(1, std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    --sleepers_;
+}
+
+}  // namespace hcomm

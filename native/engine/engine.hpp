@@ -1,0 +1,51 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "links/fd.hpp"
+
+namespace hcomm {
+
+class Comm;
+
+/// The thread that listens to all communicators of a rank, and drives what nobody waits for.
+///
+/// It sleeps in poll(2) unless there is asynchronous work. It never touches Python.
+class Engine {
+public:
+    Engine();
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    /// Starts the thread with the first communicator.
+    void add(std::shared_ptr<Comm> comm);
+    /// Returns when the thread no longer uses it.
+    void remove(const Comm* comm);
+    /// There is something to do.
+    void wake() noexcept;
+    /// Closes every communicator and ends the thread. Idempotent; in a forked child it does nothing.
+    void close();
+
+private:
+    void loop();
+    void work(const std::vector<std::shared_ptr<Comm>>& comms);
+    void sleep(const std::vector<std::shared_ptr<Comm>>& comms);
+    bool is_child() const noexcept;
+
+    const pid_t pid_;
+    Fd wake_;
+    std::mutex mutex_;
+    std::vector<std::shared_ptr<Comm>> comms_;
+    std::atomic<std::uint64_t> version_{0}, seen_{0};  ///< of comms_: changed, and taken over by the thread
+    std::atomic<bool> sleeping_{false}, stop_{false};
+    std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace hcomm

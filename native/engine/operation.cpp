@@ -1,0 +1,368 @@
+#include "engine/operation.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "engine/comm.hpp"
+#include "links/cma.hpp"
+
+namespace hcomm {
+namespace {
+
+/// Piece of a move that goes through process_vm_readv: large enough to pay for the system call, small enough for L2.
+constexpr std::uint64_t kRemotePiece = 128 << 10;
+/// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
+constexpr unsigned kSeqShift = 20;
+
+}  // namespace
+
+Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in, std::byte* out, std::uint64_t seq)
+    : comm_(comm),
+      plan_(std::move(plan)),
+      program_(&plan_->program),
+      in_(in),
+      out_(out),
+      header_(plan_->header),
+      item_(size_of(plan_->dtype)) {
+    header_.seq = seq;
+}
+
+bool Operation::advance() {
+    waiting_ = nullptr;
+    if (!begun_ && !begin()) return false;
+    if (!chosen_ && !choose_program()) return false;
+    while (block_ < program_->blocks.size()) {
+        if (!run_block(program_->blocks[block_])) return false;
+        ++block_;
+        iteration_ = 0;
+    }
+    if (!comm_.flush_all()) return false;
+    complete();
+    return true;
+}
+
+bool Operation::begin() {
+    if (comm_.any_lost()) return false;  // Comm::check_lost decides whether that is a failure, and whose
+    // A header slot is free once every local peer has completed the operation that used it last; the same for
+    // the half of the window that this operation may use.
+    if (header_.seq > kHeaderSlots && !comm_.all_done(header_.seq - kHeaderSlots)) return false;
+    const bool window = program_->uses_window || (plan_->has_fallback && plan_->fallback.uses_window);
+    if (window && header_.seq > 2 && !comm_.all_done(header_.seq - 2)) return false;
+    comm_.reserve_scratch(std::max(plan_->program.scratch_bytes, plan_->fallback.scratch_bytes));
+    for (Peer* peer : comm_.local_) peer->posts = peer->awaits = 0;
+    header_.first = reinterpret_cast<std::uint64_t>(in_);
+    header_.second = reinterpret_cast<std::uint64_t>(out_);
+    begun_ = true;
+    comm_.now_.publish(header_);
+    if (!program_->fused || plan_->has_fallback) publish(0);
+    chosen_ = !plan_->has_fallback;
+    return true;
+}
+
+/// With two programs to choose from, all headers are read first; every rank comes to the same choice.
+bool Operation::choose_program() {
+    bool everybody = header_.flags & kOffersAccess;
+    for (Peer* peer : comm_.local_) {
+        if (peer->checked != header_.seq) {
+            const SharedHeader& slot = peer->window->control().headers[header_.seq % kHeaderSlots];
+            if (slot.seq() != header_.seq) {
+                waiting_ = peer;
+                return false;
+            }
+            comm_.check_headers(*this);
+            peer->header = slot.read();
+            peer->checked = header_.seq;
+        }
+        everybody = everybody && (peer->header.flags & kOffersAccess);
+    }
+    if (!everybody) program_ = &plan_->fallback;
+    chosen_ = true;
+    return true;
+}
+
+void Operation::publish(std::uint8_t flags) {
+    OpHeader header = header_;
+    header.flags = static_cast<std::uint8_t>(header.flags | flags);
+    comm_.own().control().headers[header_.seq % kHeaderSlots].publish(header);
+    published_ = true;
+    comm_.ring_local();
+}
+
+bool Operation::run_block(const BoundBlock& block) {
+    const std::uint64_t iterations = block.iterations();
+    if (block.tile && block.tiles == 0) return true;
+    for (; iteration_ < iterations; ++iteration_, step_ = 0) {
+        for (; step_ < block.steps.size(); ++step_) {
+            const BoundStep& step = block.steps[step_];
+            std::uint64_t tile = 0;
+            if (block.tile) {
+                if (step.stage < 0) {
+                    if (iteration_ + 1 == iterations) continue;
+                } else {
+                    const auto stage = static_cast<std::uint64_t>(step.stage);
+                    if (iteration_ < stage || iteration_ - stage >= block.tiles) continue;
+                    tile = iteration_ - stage;
+                }
+            }
+            if (!run_step(block, step, tile)) return false;
+            progress_ = 0;
+            in_body_ = posted_ = false;
+        }
+    }
+    step_ = 0;
+    return true;
+}
+
+bool Operation::run_step(const BoundBlock& block, const BoundStep& step, std::uint64_t tile) {
+    switch (step.kind) {
+        case StepKind::Send: run_send(block, step, tile); return true;
+        case StepKind::Recv:
+        case StepKind::RecvReduce: return run_receive(block, step, tile);
+        case StepKind::Move: run_move(block, step, tile); return true;
+        case StepKind::Post: post(step); return true;
+        case StepKind::Await:
+        case StepKind::Meet: return run_sync(step);
+        case StepKind::Finish: {
+            const Place p = place(block, step.dst[0], tile);
+            if (plan_->op == ReduceOp::Avg)
+                hcomm::finish(plan_->dtype, p.here, p.count, static_cast<unsigned>(comm_.size()));
+            return true;
+        }
+    }
+    return true;
+}
+
+Operation::Place Operation::place(const BoundBlock& block, const Operand& operand, std::uint64_t tile) const {
+    std::uint64_t offset = operand.offset, count = operand.count;
+    if (block.tile) {
+        const std::uint64_t first = std::min(tile * block.tile, operand.count);
+        count = std::min(block.tile, operand.count - first);
+        if (operand.slot < 0) offset += first * item_;
+    }
+    if (operand.slot >= 0) {
+        const auto slot = static_cast<std::uint64_t>(operand.slot);
+        const auto buffers = static_cast<std::uint64_t>(block.buffers);
+        offset = (block.tile ? slot * buffers + tile % buffers : slot) * block.slot_bytes;
+    }
+    const bool mine = operand.owner < 0;
+    switch (operand.space) {
+        case Space::Scratch: return {comm_.scratch_.data() + offset, nullptr, 0, count};
+        case Space::Window: {
+            Window& window = mine ? comm_.own() : *comm_.peer(operand.owner).window;
+            return {window.area(header_.seq) + offset, nullptr, 0, count};
+        }
+        case Space::Input:
+        case Space::Output: break;
+    }
+    const bool input = operand.space == Space::Input;
+    if (mine) return {(input ? in_ : out_) + offset, nullptr, 0, count};
+    Peer& owner = comm_.peer(operand.owner);
+    return {nullptr, &owner, (input ? owner.header.first : owner.header.second) + offset, count};
+}
+
+void Operation::post(const BoundStep& step) {
+    if (step.fused && !published_) {
+        publish(kFused);
+        return;
+    }
+    for (int rank : step.ranks) {
+        Peer& peer = comm_.peer(rank);
+        ++peer.posts;
+        comm_.own().posted(peer.local_index).store(header_.seq << kSeqShift | peer.posts, std::memory_order_release);
+    }
+    comm_.ring_local();
+}
+
+bool Operation::run_sync(const BoundStep& step) {
+    if (step.kind == StepKind::Meet && !posted_) {
+        post(step);
+        posted_ = true;
+    }
+    for (; progress_ < step.ranks.size(); ++progress_) {
+        Peer& peer = comm_.peer(step.ranks[progress_]);
+        if (!await(peer)) {
+            waiting_ = &peer;
+            return false;
+        }
+    }
+    // Everybody of the clique is in this operation, so everybody has completed the one before.
+    if (step.fused) comm_.known_done_ = std::max(comm_.known_done_, header_.seq - 1);
+    return true;
+}
+
+bool Operation::await(Peer& peer) {
+    if (peer.checked != header_.seq) {
+        const SharedHeader& slot = peer.window->control().headers[header_.seq % kHeaderSlots];
+        if (slot.seq() != header_.seq) return false;
+        peer.header = slot.read();
+        if (peer.header.signature != header_.signature) comm_.mismatch(header_, peer.rank, peer.header);
+        peer.checked = header_.seq;
+    }
+    const std::uint64_t needed = peer.awaits + 1 - (peer.header.flags & kFused ? 1 : 0);
+    if (needed > 0) {
+        // Acquire: pairs with the release store in `post`; what the peer did before is visible.
+        const auto posted = peer.window->posted(comm_.local_index_).load(std::memory_order_acquire);
+        if (posted < (header_.seq << kSeqShift | needed)) return false;
+    }
+    ++peer.awaits;
+    return true;
+}
+
+void Operation::run_send(const BoundBlock& block, const BoundStep& step, std::uint64_t tile) {
+    const Place from = place(block, step.src[0], tile);
+    Peer& peer = comm_.peer(step.peer);
+    const std::uint64_t bytes = from.count * item_;
+    Outgoing message{header_, from.here, bytes, 0};
+    message.header.first = bytes;
+    message.header.second = kMessageMagic;
+    peer.outbox.push_back(message);
+    comm_.flush(peer);
+}
+
+/// Reads the header of the next message; false if it is not there yet.
+bool Operation::receive_header(Peer& peer, std::uint64_t bytes) {
+    const auto head = peer.coll->peek(sizeof(OpHeader));
+    if (head.size() < sizeof(OpHeader)) {
+        if (peer.coll->ended()) peer.note_lost();
+        return false;
+    }
+    OpHeader theirs;
+    std::memcpy(&theirs, head.data(), sizeof theirs);
+    peer.coll->consume(sizeof theirs);
+    if (theirs.second != kMessageMagic)
+        comm_.raise({Status::System, header_.seq, {peer.rank}, "rank " + std::to_string(peer.rank) +
+                                                                   " sent something that is no message of hcomm"});
+    if (theirs.seq != header_.seq || theirs.signature != header_.signature)
+        comm_.mismatch(header_, peer.rank, theirs);
+    if (theirs.first != bytes)
+        comm_.raise({Status::Mismatch, header_.seq, {comm_.rank(), peer.rank},
+                     "rank " + std::to_string(peer.rank) + " sends " + std::to_string(theirs.first) + " bytes in " +
+                         describe(theirs) + ", but rank " + std::to_string(comm_.rank()) + " expects " +
+                         std::to_string(bytes) + " from it"});
+    return true;
+}
+
+bool Operation::run_receive(const BoundBlock& block, const BoundStep& step, std::uint64_t tile) {
+    const Place into = place(block, step.dst[0], tile);
+    Peer& peer = comm_.peer(step.peer);
+    const std::uint64_t bytes = into.count * item_;
+    if (!in_body_) {
+        if (!receive_header(peer, bytes)) {
+            waiting_ = &peer;
+            comm_.flush_all();
+            return false;
+        }
+        in_body_ = true;
+    }
+    while (progress_ < bytes) {
+        std::uint64_t moved = 0;
+        if (step.kind == StepKind::Recv) {
+            moved = peer.coll->read(into.here + progress_, bytes - progress_);
+        } else {
+            const auto piece = peer.coll->peek(bytes - progress_);
+            const std::uint64_t count = piece.size() / item_;
+            if (count > 0) {
+                void* dst = into.here + progress_;
+                const void* sources[2] = {dst, piece.data()};
+                plan_->kernel(&dst, 1, sources, 2, count, 1);
+                moved = count * item_;
+                peer.coll->consume(moved);
+            }
+        }
+        progress_ += moved;
+        // Whoever waits for what this rank sends must not wait for what this rank receives.
+        comm_.flush_all();
+        if (moved == 0) {
+            if (peer.coll->ended()) peer.note_lost();
+            waiting_ = &peer;
+            return false;
+        }
+    }
+    peer.coll->skip_pad();
+    return true;
+}
+
+void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::uint64_t tile) {
+    constexpr std::size_t kInline = 16;
+    void* dst_inline[kInline];
+    const void* src_inline[kInline];
+    std::vector<void*> dst_many;
+    std::vector<const void*> src_many;
+    void** dst = dst_inline;
+    const void** src = src_inline;
+    if (step.dst.size() > kInline) dst_many.resize(step.dst.size()), dst = dst_many.data();
+    if (step.src.size() > kInline) src_many.resize(step.src.size()), src = src_many.data();
+
+    std::uint64_t count = 0;
+    bool remote = false;
+    for (std::size_t i = 0; i < step.dst.size(); ++i) {
+        const Place p = place(block, step.dst[i], tile);
+        dst[i] = p.here;
+        count = p.count;
+        remote |= p.owner != nullptr;
+    }
+    for (std::size_t i = 0; i < step.src.size(); ++i) {
+        const Place p = place(block, step.src[i], tile);
+        src[i] = p.here;
+        remote |= p.owner != nullptr;
+    }
+    if (count == 0) return;
+    if (remote) return move_remote(block, step, tile, count);
+    if (step.src.size() == 1 && !(step.final && plan_->op == ReduceOp::Avg)) {
+        for (std::size_t i = 0; i < step.dst.size(); ++i)
+            if (dst[i] != src[0]) copy_bytes(dst[i], src[0], count * item_);
+        return;
+    }
+    const unsigned divisor = step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
+    plan_->kernel(dst, static_cast<int>(step.dst.size()), src, static_cast<int>(step.src.size()), count, divisor);
+}
+
+/// A move of which some operand lies in the private memory of another process, piece by piece.
+void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std::uint64_t tile, std::uint64_t count) {
+    std::vector<Place> to, from;
+    for (const Operand& o : step.dst) to.push_back(place(block, o, tile));
+    for (const Operand& o : step.src) from.push_back(place(block, o, tile));
+    const std::uint64_t piece = kRemotePiece / item_;
+    std::vector<std::byte> buffer((from.size() + 1) * kRemotePiece);
+    const auto check = [&](bool ok, const Peer& peer) {
+        if (!ok)
+            comm_.raise({Status::System, header_.seq, {peer.rank},
+                         "the memory of rank " + std::to_string(peer.rank) +
+                             " cannot be reached (process_vm_readv/writev): " + std::strerror(errno)});
+    };
+    const unsigned divisor = step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
+    for (std::uint64_t first = 0; first < count; first += piece) {
+        const std::uint64_t n = std::min(piece, count - first), offset = first * item_, bytes = n * item_;
+        std::vector<const void*> src;
+        for (std::size_t i = 0; i < from.size(); ++i) {
+            if (from[i].here) {
+                src.push_back(from[i].here + offset);
+                continue;
+            }
+            std::byte* copy = buffer.data() + (i + 1) * kRemotePiece;
+            check(cma_read(from[i].owner->pid, from[i].address + offset, copy, bytes), *from[i].owner);
+            src.push_back(copy);
+        }
+        std::vector<void*> dst;
+        for (const Place& p : to)
+            if (p.here) dst.push_back(p.here + offset);
+        if (dst.empty()) dst.push_back(buffer.data());
+        if (src.size() == 1 && divisor == 1) {
+            for (void* d : dst)
+                if (d != src[0]) copy_bytes(d, src[0], bytes);
+        } else {
+            plan_->kernel(dst.data(), static_cast<int>(dst.size()), src.data(), static_cast<int>(src.size()), n, divisor);
+        }
+        for (const Place& p : to)
+            if (!p.here) check(cma_write(p.owner->pid, p.address + offset, dst[0], bytes), *p.owner);
+    }
+}
+
+void Operation::complete() {
+    // An operation without a sync step still shows its header, so that a peer in another operation finds out.
+    if (!published_ && !comm_.local_.empty()) publish(0);
+    comm_.finished(header_.seq);
+}
+
+}  // namespace hcomm

@@ -1,0 +1,2 @@
+#define HCOMM_LEVEL avx2
+#include "kernels/reduce.inc"

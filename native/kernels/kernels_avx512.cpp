@@ -1,0 +1,2 @@
+#define HCOMM_LEVEL avx512
+#include "kernels/reduce.inc"

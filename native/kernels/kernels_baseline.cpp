@@ -1,0 +1,2 @@
+#define HCOMM_LEVEL baseline
+#include "kernels/reduce.inc"

@@ -1,0 +1,131 @@
+// Point-to-point messages between ranks that are threads.
+
+#include "check.hpp"
+#include "world.hpp"
+
+using namespace hcomm;
+using namespace hcomm::test;
+
+namespace {
+
+constexpr std::uint8_t kByte = static_cast<std::uint8_t>(DType::U8);
+
+std::vector<std::uint8_t> pattern(std::size_t bytes, int seed) {
+    std::vector<std::uint8_t> data(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(seed));
+    return data;
+}
+
+struct Setup {
+    std::vector<int> hosts;
+    bool cma;
+};
+const std::vector<Setup> kSetups = {{{0, 0, 0}, false}, {{0, 0, 0}, true}, {{0, 1, 2}, false}, {{0, 0, 1}, false}};
+
+}  // namespace
+
+TEST(every_size_arrives) {
+    for (const Setup& setup : kSetups) {
+        auto world = make_world(setup.hosts, setup.cma);
+        std::atomic<int> wrong{0};
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            for (std::size_t bytes : {0, 1, 63, 64, 65, 8192, 8193, 40000, 3000001}) {
+                const int next = (rank + 1) % 3, prev = (rank + 2) % 3;
+                auto out = pattern(bytes, rank);
+                std::vector<std::uint8_t> in(bytes);
+                auto s = comm.send(next, 5, out.data(), bytes, kByte, 30, "");
+                auto r = comm.receive(prev, 5, in.data(), bytes, kByte, 30, "");
+                if (comm.wait(*r, -1, {}) != Status::Ok || comm.wait(*s, -1, {}) != Status::Ok) ++wrong;
+                if (in != pattern(bytes, prev) || r->source != prev) ++wrong;
+            }
+        });
+        CHECK_EQ(wrong.load(), 0);
+        close_world(world);
+    }
+}
+
+TEST(tags_match_and_order_is_kept) {
+    for (const Setup& setup : kSetups) {
+        auto world = make_world(setup.hosts, setup.cma);
+        std::atomic<int> wrong{0};
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            constexpr std::size_t kLarge = 100000;
+            if (rank == 0) {
+                auto one = pattern(kLarge, 1), two = pattern(kLarge, 2);
+                auto a = comm.send(1, 1, one.data(), kLarge, kByte, 30, "");
+                auto b = comm.send(1, 2, two.data(), kLarge, kByte, 30, "");
+                for (int i = 0; i < 100; ++i) comm.send(1, 3, &i, sizeof i, kByte, 30, "");  // copied at once
+                if (comm.wait(*a, -1, {}) != Status::Ok || comm.wait(*b, -1, {}) != Status::Ok) ++wrong;
+            } else if (rank == 1) {
+                std::vector<std::uint8_t> one(kLarge), two(kLarge);
+                auto b = comm.receive(0, 2, two.data(), kLarge, kByte, 30, "");
+                if (comm.wait(*b, -1, {}) != Status::Ok || two != pattern(kLarge, 2)) ++wrong;
+                for (int i = 0; i < 100; ++i) {
+                    int got = -1;
+                    auto r = comm.receive(-1, 3, &got, sizeof got, kByte, 30, "");
+                    if (comm.wait(*r, -1, {}) != Status::Ok || got != i || r->source != 0) ++wrong;
+                }
+                auto a = comm.receive(0, 1, one.data(), kLarge, kByte, 30, "");
+                if (comm.wait(*a, -1, {}) != Status::Ok || one != pattern(kLarge, 1)) ++wrong;
+            }
+        });
+        CHECK_EQ(wrong.load(), 0);
+        close_world(world);
+    }
+}
+
+TEST(messages_to_oneself) {
+    auto world = make_world({0, 0});
+    Comm& comm = *world[0].comm;
+    for (std::size_t bytes : {4, 100000}) {
+        auto out = pattern(bytes, 3);
+        std::vector<std::uint8_t> in(bytes);
+        auto s = comm.send(0, 9, out.data(), bytes, kByte, 5, "");
+        auto r = comm.receive(-1, 9, in.data(), bytes, kByte, 5, "");
+        CHECK(comm.wait(*r, -1, {}) == Status::Ok);
+        CHECK(comm.wait(*s, -1, {}) == Status::Ok);
+        CHECK(in == out);
+    }
+    close_world(world);
+}
+
+TEST(a_message_that_does_not_fit_fails_on_both_sides) {
+    for (const Setup& setup : kSetups) {
+        auto world = make_world(setup.hosts, setup.cma);
+        std::vector<Status> sent(3), got(3);
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            std::vector<std::uint8_t> data(200000);
+            if (rank == 0) {
+                auto s = comm.send(1, 0, data.data(), 100000, kByte, 10, "");
+                sent[0] = comm.wait(*s, -1, {});
+                comm.send(1, 0, data.data(), 8, kByte, 10, "");
+            } else if (rank == 1) {
+                auto r = comm.receive(0, 0, data.data(), 100001, kByte, 10, "");
+                got[1] = comm.wait(*r, -1, {});
+                auto next = comm.receive(0, 0, data.data(), 8, kByte, 10, "");
+                if (comm.wait(*next, -1, {}) != Status::Ok) got[1] = Status::System;
+            }
+        });
+        CHECK(sent[0] == Status::MessageMismatch);
+        CHECK(got[1] == Status::MessageMismatch);  // and the communicator still works
+        close_world(world);
+    }
+}
+
+TEST(progress_without_waiting) {
+    for (const Setup& setup : kSetups) {
+        auto world = make_world(setup.hosts, setup.cma);
+        std::atomic<int> wrong{0};
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            std::vector<std::uint8_t> data(500000, static_cast<std::uint8_t>(rank));
+            std::shared_ptr<Message> m;
+            if (rank == 0) m = comm.send(1, 0, data.data(), data.size(), kByte, 30, "");
+            if (rank == 1) m = comm.receive(0, 0, data.data(), data.size(), kByte, 30, "");
+            for (int i = 0; m && m->pending() && i < 2000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            if (m && m->pending()) ++wrong;
+            if (rank == 1 && data[499999] != 0) ++wrong;
+        });
+        CHECK_EQ(wrong.load(), 0);
+        close_world(world);
+    }
+}

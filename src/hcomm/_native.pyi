@@ -1,0 +1,116 @@
+"""Types of the C++ core. It is handed descriptors, memory and programs; it knows no algorithm and reads no environment."""
+
+# status codes of Comm.run, Op.wait
+OK: int  # 0
+MISMATCH: int  # 1  ranks called different things
+TIMEOUT: int  # 2
+PEER_LOST: int  # 3
+INTERRUPTED: int  # 4  Ctrl-C: a Python exception is raised by the call itself, others see ABORTED
+ABORTED: int  # 5  this communicator was closed or aborted, here or elsewhere
+MESSAGE_MISMATCH: int  # 6 point-to-point message does not fit
+SYSTEM: int  # 7  the operating system refused something; see Failure.text
+
+def window_bytes(local_size: int, buffer_bytes: int) -> int: ...
+def operation_window_bytes(buffer_bytes: int) -> int:
+    """Bytes of a window that one operation may use."""
+
+def simd_level() -> str: ...
+def reduce_supported(dtype: int, op: int) -> bool: ...
+def cma_read(pid: int, address: int, nbytes: int) -> bytes:
+    """process_vm_readv, for probing. Raises OSError."""
+
+def address_of(buffer: object, writable: bool) -> tuple[int, int]:
+    """Address and bytes of a C-contiguous object with the buffer protocol."""
+
+class Failure:
+    kind: int
+    ranks: list[int]
+    seq: int
+    text: str
+
+class Report:
+    """What a rank last told about itself: asked for when something fails."""
+
+    rank: int
+    heard: bool  # it answered (within the time given to Comm.reports)
+    alive: bool  # its connection is open
+    left: bool  # it said goodbye (finalised)
+    pid: int
+    posted: int  # collectives it has started
+    done: int  # collectives it has completed
+    what: str  # the operation it is in, or the last one, in words
+    where: str  # the Python line, if known
+
+class Engine:
+    def __init__(self) -> None: ...
+    def close(self) -> None: ...
+
+class Plan: ...
+
+class Op:
+    done: bool
+    status: int
+    source: int  # for recv: the rank it came from
+    nbytes: int  # for recv: bytes received
+    text: str  # why a message failed (MESSAGE_MISMATCH)
+    def wait(self, timeout: float) -> int:
+        """Status; -1 when `timeout` seconds passed and it is still running (negative timeout: no limit)."""
+
+class Comm:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        uid: int,
+        rank: int,
+        size: int,
+        local: list[int],
+        windows: list[int],
+        control: list[int],
+        coll: list[int],
+        p2p: list[int],
+        pids: list[int],
+        buffer_bytes: int,
+        crowded: bool,
+    ) -> None: ...
+    def plan(
+        self,
+        program: bytes,
+        fallback: bytes,
+        *,
+        operation: int,
+        dtype: int,
+        op: int,
+        root: int,
+        count: int,
+        n_in: int,
+        n_out: int,
+        bounds_in: list[int],
+        bounds_out: list[int],
+        algorithm: int,
+        agreed: int,
+        tile_bytes: int,
+    ) -> Plan:
+        """Bind a program to sizes. `agreed`: u64 hash of everything else that ranks must agree on (0 if nothing).
+
+        Raises ValueError for a malformed program.
+        """
+
+    def run(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float) -> int:
+        """Blocking; releases the GIL; a status code. Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C."""
+
+    def start(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op: ...
+    def send(self, dst: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str) -> Op: ...
+    def recv(self, src: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str) -> Op:
+        """src -1: from anyone."""
+
+    def failure(self) -> Failure | None: ...
+    def reports(self, what: str, where: str, timeout: float) -> list[Report]:
+        """Tell every rank what this one was doing and collect what they were; at most `timeout` seconds."""
+
+    def abort(self, text: str) -> None:
+        """Break the communicator on every rank, with this reason."""
+
+    def bytes_sent(self, rank: int) -> int: ...
+    def shared_bytes(self) -> int: ...
+    def close(self) -> None: ...

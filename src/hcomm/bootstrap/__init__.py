@@ -1,0 +1,19 @@
+"""Who am I, who are the others, which links join us."""
+
+from hcomm.bootstrap.dialing import Contact
+from hcomm.bootstrap.launcher import Launch, Meeting, detect
+from hcomm.bootstrap.rendezvous import World, start
+from hcomm.bootstrap.settings import BootstrapSettings, Probes
+from hcomm.bootstrap.wireup import Wiring
+
+__all__ = [
+    "BootstrapSettings",
+    "Contact",
+    "Launch",
+    "Meeting",
+    "Probes",
+    "Wiring",
+    "World",
+    "detect",
+    "start",
+]

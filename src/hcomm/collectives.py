@@ -1,0 +1,296 @@
+"""The collective operations of a communicator: arguments checked, memory found, a program run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hcomm import buffers, layout, operators
+from hcomm.buffers import Buffer
+from hcomm.core import Core
+from hcomm.diagnose.callsite import caller
+from hcomm.diagnose.report import Call, describe
+from hcomm.layout import Blocks, Target
+from hcomm.plans import Signature
+from hcomm.work import Work
+
+
+class Collectives(Core):
+    """Collective operations. Every rank of the communicator must make the same calls in the same order.
+
+    Ranks (`src`, `dst`, positions in lists) are ranks of this communicator. `timeout` is in seconds and
+    defaults to the communicator's. With `async_op=True`, and in the `_async` forms, a `Work` is returned at
+    once and the tensors belong to the operation until it is complete.
+
+    All of them raise: UnsupportedBuffer, UnsupportedOperator and ValueError for arguments (before anything is
+    sent); CollectiveMismatch, CollectiveTimeout, PeerLost and BrokenCommunicator when the operation fails.
+    """
+
+    def all_reduce(
+        self, tensor: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Reduce `tensor` over all ranks, in place on every rank. Any shape, the same number of elements
+        everywhere.
+
+        Returns:
+            `tensor`. Integer `avg` truncates toward zero; 16-bit floats are added in float32 and rounded
+            once.
+        """
+        # The whole cost of a small call is here: nothing is built, nothing is looked up twice. A hit means an
+        # ordinary torch tensor of a known type on a usable communicator (see Core._fast); everything else
+        # takes the general way.
+        if not async_op and timeout is None:
+            try:
+                plan = self._fast[tensor.dtype, tensor.numel(), op]
+                ordinary = tensor.is_contiguous() and tensor.is_cpu and not tensor.is_neg()
+                address = tensor.data_ptr()
+            except (KeyError, AttributeError, TypeError, RuntimeError):
+                ordinary = False
+            if ordinary and address:
+                status = self._run(plan, address, address, self._timeout)
+                if status:
+                    raise self._all_reduce_failed(status, tensor, op)
+                return tensor
+        return self._all_reduce(tensor, op, timeout, async_op)
+
+    def _all_reduce_failed(self, status: int, tensor: Any, op: str) -> Exception:
+        name = buffers.pack(tensor, writable=True).dtype
+        return self._fail(
+            status, Call(describe("all_reduce", name, tensor.shape, op), caller(), self._timeout)
+        )
+
+    def _all_reduce(self, tensor: Any, op: str, timeout: float | None, async_op: bool) -> Any:
+        self._check()
+        buffer = buffers.pack(tensor, writable=True)
+        operators.check(op, buffer.dtype)
+        n = buffer.count
+        signature = Signature("all_reduce", buffer.dtype, op, -1, n, n, n, buffer.nbytes)
+        plan = self._plan(signature)
+        # Complex tensors may be lazily conjugated, so they are looked at on every call.
+        if buffer.family.name == "torch" and not buffer.is_copy and not buffer.dtype.startswith("complex"):
+            self._fast[tensor.dtype, n, op] = plan
+        return self._in_place(signature, buffer, op, timeout, async_op)
+
+    def _in_place(
+        self,
+        signature: Signature,
+        buffer: Buffer,
+        detail: str,
+        timeout: float | None,
+        async_op: bool,
+        *,
+        receives: bool = True,
+    ) -> Any:
+        """Run an operation whose input and output are one tensor; the tensor is its result."""
+
+        def complete() -> Any:
+            if receives:
+                buffer.write_back()
+            return buffer.owner
+
+        target = buffer if signature.n_out else None
+        say = self._saying(signature.operation, buffer, detail)
+        return self._execute(signature, buffer, target, complete, say, timeout, async_op)
+
+    def _saying(self, operation: str, buffer: Buffer, detail: str) -> Callable[[], str]:
+        """The call in words, put together when somebody asks."""
+        return lambda: describe(operation, buffer.dtype, buffer.shape, detail)
+
+    def all_reduce_async(self, tensor: Any, op: str = "sum", *, timeout: float | None = None) -> Work:
+        """Start an `all_reduce`; the result of the Work is `tensor`."""
+        work: Work = self._all_reduce(tensor, op, timeout, True)
+        return work
+
+    def broadcast(
+        self, tensor: Any, src: int = 0, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Copy `tensor` of rank `src` into `tensor` of every other rank. Returns `tensor`."""
+        self._check()
+        root = self._peer(src, "src")
+        receives = root != self._rank
+        buffer = buffers.pack(tensor, writable=receives)
+        n = buffer.count
+        signature = Signature("broadcast", buffer.dtype, None, root, n, n, n, buffer.nbytes)
+        return self._in_place(signature, buffer, f"root {root}", timeout, async_op, receives=receives)
+
+    def broadcast_async(self, tensor: Any, src: int = 0, *, timeout: float | None = None) -> Work:
+        """Start a `broadcast`; the result of the Work is `tensor`."""
+        work: Work = self.broadcast(tensor, src, timeout=timeout, async_op=True)
+        return work
+
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int = 0,
+        op: str = "sum",
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce `tensor` over all ranks into `tensor` of rank `dst`; the others keep theirs. Returns `tensor`."""
+        self._check()
+        root = self._peer(dst, "dst")
+        receives = root == self._rank
+        buffer = buffers.pack(tensor, writable=receives)
+        operators.check(op, buffer.dtype)
+        n = buffer.count
+        signature = Signature("reduce", buffer.dtype, op, root, n, n, n if receives else 0, buffer.nbytes)
+        return self._in_place(signature, buffer, f"{op}, root {root}", timeout, async_op, receives=receives)
+
+    def reduce_async(
+        self, tensor: Any, dst: int = 0, op: str = "sum", *, timeout: float | None = None
+    ) -> Work:
+        """Start a `reduce`; the result of the Work is `tensor`."""
+        work: Work = self.reduce(tensor, dst, op, timeout=timeout, async_op=True)
+        return work
+
+    def all_gather(
+        self,
+        tensor: Any,
+        out: Any = None,
+        *,
+        sizes: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Collect the tensors of all ranks on all ranks, in rank order.
+
+        Args:
+            tensor: this rank's block, shape `(n, *rest)`; 0-dimensional: one element per rank.
+            out: where to: shape `(world * n, *rest)` or `(world, n, *rest)`, or a list of one tensor per
+                rank. None: a new array `(world * n, *rest)`. `tensor` may be this rank's own block of `out`.
+            sizes: for blocks of different length: length along dimension 0 of every rank's block, the same on
+                all ranks. With a list as `out` its shapes say so.
+
+        Returns:
+            The output.
+        """
+        self._check()
+        source = buffers.pack(tensor, writable=False)
+        blocks, target = self._gathered(source, out, sizes, "all_gather")
+        signature = Signature(
+            "all_gather", source.dtype, None, -1, blocks.total, source.count, blocks.total,
+            blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed,
+        )  # fmt: skip
+        say = self._saying("all_gather", source, "")
+        return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
+
+    def _gathered(
+        self, source: Buffer, out: Any, sizes: Sequence[int] | None, what: str
+    ) -> tuple[Blocks, Target]:
+        """Blocks and output of all_gather and of gather's root."""
+        if layout.is_list(out):
+            shapes = [buffer.shape for buffer in layout.pack_list(out, "out", writable=True)]
+            blocks = layout.from_list(shapes, self._size, "out")
+            if sizes is not None and layout.check_sizes(sizes, self._size) != blocks.sizes:
+                raise ValueError(
+                    f"sizes {tuple(sizes)} contradict the lengths {blocks.sizes} of the tensors of out"
+                )
+            if blocks.block(self._rank) != source.shape:
+                raise ValueError(
+                    f"out[{self._rank}] has shape {blocks.block(self._rank)}, expected {source.shape} like the input"
+                )
+            return blocks, layout.target_list(source, blocks, out)
+        blocks = layout.from_block(source.shape, self._rank, self._size, sizes)
+        target = layout.target_for(source, blocks.shapes, out)
+        own = target.buffer.address + blocks.bounds[self._rank] * source.itemsize
+        if source.is_copy or target.buffer.is_copy or source.address != own:
+            layout.refuse_overlap(source, target.buffer, what)
+        return blocks, target
+
+    def all_gather_async(
+        self,
+        tensor: Any,
+        out: Any = None,
+        *,
+        sizes: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Start an `all_gather`; the result of the Work is the output."""
+        work: Work = self.all_gather(tensor, out, sizes=sizes, timeout=timeout, async_op=True)
+        return work
+
+    def reduce_scatter(
+        self,
+        tensor: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce over all ranks, and give each rank its block of the result.
+
+        Args:
+            tensor: shape `(world * n, *rest)`, or a list of one tensor per rank; untouched.
+            out: this rank's block: shape `(n, *rest)`, or `rest` when n is 1. None: a new array.
+            op: reduction operator.
+            sizes: for blocks of different length: length along dimension 0 of every rank's block, the same on
+                all ranks.
+
+        Returns:
+            The output.
+        """
+        self._check()
+        source, blocks = self._divided(tensor, sizes, "tensor")
+        operators.check(op, source.dtype)
+        target = self._own_block(source, blocks, out)
+        layout.refuse_overlap(source, target.buffer, "reduce_scatter")
+        signature = Signature(
+            "reduce_scatter", source.dtype, op, -1, blocks.total, blocks.total, target.buffer.count,
+            blocks.total * source.itemsize, blocks.bounds, (), blocks.agreed,
+        )  # fmt: skip
+        say = self._saying("reduce_scatter", source, op)
+        return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
+
+    def _divided(self, tensor: Any, sizes: Sequence[int] | None, argument: str) -> tuple[Buffer, Blocks]:
+        """The big side given as an input: one array or a list."""
+        if not layout.is_list(tensor):
+            source = buffers.pack(tensor, writable=False)
+            return source, layout.from_whole(source.shape, self._size, sizes)
+        parts = layout.pack_list(tensor, argument, writable=False)
+        blocks = layout.from_list([part.shape for part in parts], self._size, argument)
+        if sizes is not None and layout.check_sizes(sizes, self._size) != blocks.sizes:
+            raise ValueError(
+                f"sizes {tuple(sizes)} contradict the lengths {blocks.sizes} of the tensors of {argument}"
+            )
+        return layout.joined(parts, blocks), blocks
+
+    def _own_block(self, like: Buffer, blocks: Blocks, out: Any) -> Target:
+        """The output of an operation that gives this rank its block."""
+        shape = blocks.block(self._rank)
+        shapes = (shape, blocks.rest) if blocks.sizes[self._rank] == 1 and not blocks.scalar else (shape,)
+        return layout.target_for(like, shapes, out)
+
+    def reduce_scatter_async(
+        self,
+        tensor: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Start a `reduce_scatter`; the result of the Work is the output."""
+        work: Work = self.reduce_scatter(tensor, out, op, sizes=sizes, timeout=timeout, async_op=True)
+        return work
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Return (or complete) when every rank has called it. Returns None."""
+        self._check()
+        signature = Signature("barrier", "uint8", None, -1, 0, 0, 0, 0)
+        return self._execute(signature, None, None, _nothing, _barrier, timeout, async_op)
+
+    def barrier_async(self, *, timeout: float | None = None) -> Work:
+        """Start a `barrier`; the Work is complete when every rank has started it."""
+        work: Work = self.barrier(timeout=timeout, async_op=True)
+        return work
+
+
+def _nothing() -> None:
+    return None
+
+
+def _barrier() -> str:
+    return "barrier()"

@@ -1,0 +1,268 @@
+"""Communicator: a fixed, ordered set of ranks and what they can do together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hcomm import _native
+from hcomm.codes import OPERATIONS
+from hcomm.config import Settings, parse
+from hcomm.core import Planner
+from hcomm.errors import UnknownAlgorithm
+from hcomm.exchanges import Exchanges
+from hcomm.planning.planner import Planner as ProgramPlanner
+from hcomm.planning.registry import algorithms as registered
+from hcomm.point_to_point import PointToPoint
+
+if TYPE_CHECKING:
+    # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
+    from hcomm.bootstrap import Wiring, World
+
+
+class Link(NamedTuple):
+    """How a pair of ranks is joined: `shm`, `tcp` or `self`, and why it is not shared memory ('' if it is)."""
+
+    transport: str
+    reason: str
+
+
+class Communicator(Exchanges, PointToPoint):
+    """Ranks that communicate: made by `hcomm.init()` (all ranks) and `new_group` (some of them).
+
+    Inside a communicator ranks are counted from 0 in its own order; `ranks` translates to ranks of the job.
+    """
+
+    def __init__(self, engine: _native.Engine, job: World, wiring: Wiring, settings: Settings, name: str = "",
+                 algorithm: str | Mapping[str, str] | None = None) -> None:  # fmt: skip
+        """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
+        clique = next(members for members in wiring.cliques if wiring.rank in members)
+        buffer_bytes = settings.size("BUFFER_SIZE")
+        chosen = _algorithms(algorithm, settings)
+        self._sockets = [
+            (fd, os.fstat(fd).st_ino) for fd in (*wiring.control, *wiring.coll, *wiring.p2p) if fd >= 0
+        ]
+        native = _native.Comm(
+            engine,
+            uid=wiring.uid,
+            rank=wiring.rank,
+            size=wiring.size,
+            local=sorted(clique),
+            windows=wiring.windows,
+            control=wiring.control,
+            coll=wiring.coll,
+            p2p=wiring.p2p,
+            pids=wiring.pids,
+            buffer_bytes=buffer_bytes,
+            crowded=len(clique) > len(os.sched_getaffinity(0)),
+        )
+        planner: Planner = ProgramPlanner(
+            wiring.rank,
+            wiring.size,
+            wiring.cliques,
+            window_bytes=_native.operation_window_bytes(buffer_bytes),
+            access=wiring.access,
+            settings={key: str(value) for key, value in settings.items()},
+        )
+        super().__init__(
+            native,
+            planner,
+            rank=wiring.rank,
+            ranks=wiring.ranks,
+            pids=[host.pid for host in wiring.hosts],
+            name=name,
+            timeout=settings.seconds("TIMEOUT"),
+            algorithms=chosen,
+        )
+        self._engine = engine
+        self._uid = wiring.uid
+        self._job = job
+        self._cliques = wiring.cliques
+        self._clique = clique
+        self._reasons = dict(wiring.reasons)
+        self._hosts = tuple(wiring.hosts)
+        self._settings = settings
+
+    def _held(self) -> list[object]:
+        return [*super()._held(), self._engine]
+
+    def _forked(self) -> None:
+        super()._forked()
+        # As long as a child holds these, the others would not notice the parent's death.
+        for fd, inode in self._sockets:
+            with contextlib.suppress(OSError):
+                if os.fstat(fd).st_ino == inode:
+                    os.close(fd)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in this communicator."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the job that belong to it, in its order."""
+        return self._ranks
+
+    @property
+    def name(self) -> str:
+        """Its name in messages; '' for the communicator of the whole job."""
+        return self._name
+
+    @property
+    def cliques(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that share memory with each other: a partition of all ranks."""
+        return self._cliques
+
+    @property
+    def backend_name(self) -> str:
+        """How its ranks are joined: `shm`, `tcp`, `shm+tcp` (memory inside hosts, TCP between), or `self` (alone)."""
+        if self._size == 1:
+            return "self"
+        if len(self._cliques) == 1:
+            return "shm"
+        return "tcp" if len(self._cliques) == self._size else "shm+tcp"
+
+    @property
+    def links(self) -> dict[int, Link]:
+        """How this rank is joined to each rank, and why not by shared memory."""
+        return {rank: self._link(rank) for rank in range(self._size)}
+
+    def _link(self, rank: int) -> Link:
+        if rank == self._rank:
+            return Link("self", "")
+        if rank in self._clique:
+            return Link("shm", "")
+        return Link("tcp", self._reasons.get(rank, ""))
+
+    @property
+    def timeout(self) -> float:
+        """Seconds an operation may take when it is not given its own `timeout`."""
+        return self._timeout
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        *,
+        transport: str | None = None,
+        algorithm: str | Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        buffer_size: int | str | None = None,
+        name: str | None = None,
+    ) -> Communicator:
+        """A communicator of some ranks of this one. Its members, and only they, call this with the same
+        arguments.
+
+        Args:
+            ranks: ranks of this communicator; their order is the order of the group.
+            transport: `auto`, `shm` or `tcp`; wins over HCOMM_TRANSPORT.
+            algorithm: for every operation that has one of this name, or {operation: name}; wins over
+                HCOMM_*_ALGO.
+            timeout: default seconds for its operations.
+            buffer_size: bytes (or `8MB`) of shared memory per rank.
+            name: for messages, and to tell apart groups of the same ranks that are made at the same time.
+
+        Raises:
+            ValueError: empty, duplicate or foreign ranks; this rank is not among them; a setting that does
+                not parse.
+            InitError: the members could not be joined; it says which did not come, or how their lists differ.
+        """
+        self._check()
+        members = self._members(ranks)
+        label = name or "group " + str(list(members))
+        seconds = None if timeout is None else self._seconds(timeout)
+        settings = self._settings.replace(
+            TRANSPORT=None if transport is None else parse("TRANSPORT", transport, "transport"),
+            TIMEOUT=seconds,
+            BUFFER_SIZE=None
+            if buffer_size is None
+            else parse("BUFFER_SIZE", str(buffer_size), "buffer_size"),
+        )
+        wiring = self._job.wire_group(
+            self._uid,
+            members,
+            transport=settings.text("TRANSPORT"),
+            buffer_bytes=settings.size("BUFFER_SIZE"),
+            timeout=settings.seconds("INIT_TIMEOUT"),
+            agree={**agreed_settings(settings, algorithm), "name": name or ""},
+        )
+        group = Communicator(self._engine, self._job, wiring, settings, label, algorithm)
+        group.warn_slow_links()
+        return group
+
+    def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Global ranks of a new group. Raises ValueError."""
+        chosen = [rank.__index__() for rank in ranks]
+        if not chosen:
+            raise ValueError("a group needs at least one rank")
+        foreign = sorted({rank for rank in chosen if not 0 <= rank < self._size})
+        if foreign:
+            raise ValueError(
+                f"ranks {foreign} are not in this communicator, whose ranks are 0..{self._size - 1}"
+            )
+        twice = sorted({rank for rank in chosen if chosen.count(rank) > 1})
+        if twice:
+            raise ValueError(f"ranks {twice} are listed more than once in {chosen}")
+        if self._rank not in chosen:
+            raise ValueError(f"rank {self._rank} is not in {chosen}: only members of a group call new_group")
+        return tuple(self._ranks[rank] for rank in chosen)
+
+    def warn_slow_links(self) -> None:
+        """Warn once when pairs could have shared memory (same host) but use TCP without having been told to."""
+        if self._settings.text("TRANSPORT") == "tcp":
+            return
+        causes: dict[str, list[int]] = {}
+        for rank, reason in self._reasons.items():
+            same_host = self._hosts[rank].boot_id == self._hosts[self._rank].boot_id
+            if reason and same_host and rank not in self._clique:
+                causes.setdefault(reason, []).append(rank)
+        if causes:
+            listed = "; ".join(
+                f"with {self._reporter.names(ranks)}: {reason}" for reason, ranks in causes.items()
+            )
+            warnings.warn(
+                f"hcomm rank {self._ranks[self._rank]}{self._in_group()} uses TCP on its own host, which is "
+                f"slower than shared memory, {listed}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._ended else "broken" if self._broken else self.backend_name
+        return f"<hcomm.Communicator{self._in_group()} rank {self._rank} of {self._size}: {state}>"
+
+
+def agreed_settings(
+    settings: Settings, algorithm: str | Mapping[str, str] | None = None
+) -> dict[str, str | dict[str, str]]:
+    """What all members must have alike, because they choose algorithms by it. Raises UnknownAlgorithm."""
+    return {
+        "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
+        "algorithms": _algorithms(algorithm, settings),
+    }
+
+
+def _algorithms(asked: str | Mapping[str, str] | None, settings: Settings) -> dict[str, str]:
+    """Operation → the algorithm forced for it, from an argument (first) and from the settings.
+
+    Raises:
+        UnknownAlgorithm: no operation has an algorithm of that name.
+    """
+    forced = {operation: name for operation in OPERATIONS if (name := settings.algorithm(operation))}
+    if isinstance(asked, str):
+        having = {entry.operation: asked for entry in registered() if entry.name == asked}
+        if not having:
+            known = sorted({entry.name for entry in registered()})
+            raise UnknownAlgorithm(
+                f"no operation has an algorithm named {asked!r}; known: {', '.join(known)}"
+            )
+        return {**forced, **having}
+    return {**forced, **(asked or {})}

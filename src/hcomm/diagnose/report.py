@@ -1,0 +1,214 @@
+"""Status codes of the core → exceptions that name the ranks, what they were doing and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hcomm import _native
+from hcomm.errors import (
+    BrokenCommunicator,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorError,
+    MessageMismatch,
+    PeerLost,
+)
+
+#: Seconds given to the other ranks to say what they called, when calls differ: they are about to raise, too.
+MISMATCH_SECONDS = 0.5
+#: Seconds given to them after a timeout: the core has asked them before, and a stopped rank never answers.
+TIMEOUT_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the user, in words, for messages.
+
+    Attributes:
+        what: `all_reduce(float32, 100 elements, sum)`.
+        where: `train.py:10`, or ''.
+        timeout: seconds it was given.
+        peers: for point-to-point, the group ranks that could have served it; None for a collective.
+    """
+
+    what: str
+    where: str
+    timeout: float
+    peers: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return _at(self.what, self.where)
+
+
+def describe(operation: str, dtype: str, shape: Sequence[int], detail: str = "") -> str:
+    """`all_reduce(float32, 100 elements, sum)`; shapes of other than one dimension are spelled out."""
+    parts = []
+    if dtype:
+        count = 1
+        for size in shape:
+            count *= size
+        spelled = "" if len(shape) == 1 else f" of shape {tuple(shape)}"
+        parts = [dtype, f"{count} element{'' if count == 1 else 's'}{spelled}"]
+    if detail:
+        parts.append(detail)
+    return f"{operation}({', '.join(parts)})"
+
+
+class Reporter:
+    """Makes the exceptions of one communicator.
+
+    Args:
+        comm: the native communicator.
+        rank: own rank in the group.
+        ranks: global ranks in group order, for names.
+        pids: process of each rank, in its own numbering.
+        label: the name of the group; '' for the world.
+    """
+
+    def __init__(
+        self, comm: _native.Comm, rank: int, ranks: Sequence[int], pids: Sequence[int], label: str
+    ) -> None:
+        self._comm = comm
+        self._rank = rank
+        self._ranks = tuple(ranks)
+        self._pids = tuple(pids)
+        self._label = label
+        self._plain = self._ranks == tuple(range(len(self._ranks)))
+
+    def error(self, status: int, call: Call, text: str = "") -> CommunicatorError:
+        """The exception for a failed `call`; may ask the other ranks, which takes up to half a second.
+
+        Args:
+            status: what the core answered.
+            call: in words.
+            text: what the core says about a message that does not fit.
+        """
+        failure = self._comm.failure()
+        kind = failure.kind if failure is not None and status == _native.ABORTED else status
+        if kind == _native.MESSAGE_MISMATCH:
+            text = text or "the message has another element type or size than the tensor"
+            return MessageMismatch(self._prefix(call) + text, call.peers or ())
+        if kind == _native.TIMEOUT:
+            return self._timeout(call, failure)
+        if kind == _native.MISMATCH and call.peers is None:
+            return self._mismatch(call, failure)
+        ranks = tuple(failure.ranks) if failure is not None else ()
+        if kind == _native.PEER_LOST:
+            return PeerLost(self._prefix(call) + self._lost(failure), ranks[:1])
+        said = failure.text if failure is not None else ""
+        said = said or "the communicator was closed or aborted"
+        if kind == _native.MISMATCH:
+            return CollectiveMismatch(self._prefix(call) + f"failed with its communicator: {said}", ranks)
+        error = CommunicatorError if kind == _native.SYSTEM else BrokenCommunicator
+        return error(self._prefix(call) + said, ranks)
+
+    def still_running(self, call: Call, seconds: float) -> CollectiveTimeout:
+        """For `Work.wait(timeout)`: the wait is over, the operation goes on."""
+        missing, states = self._laggards(call, None)
+        text = f"still running after waiting {seconds:g} s; the operation goes on and can be waited for again"
+        return CollectiveTimeout(self._prefix(call) + text + states, missing)
+
+    def _prefix(self, call: Call) -> str:
+        group = f" in group {self._label}" if self._label else ""
+        return f"rank {self._ranks[self._rank]}{group}: {call}: "
+
+    def name(self, rank: int) -> str:
+        """`rank 3`, with the global rank when the group counts differently."""
+        if self._plain or not 0 <= rank < len(self._ranks):
+            return f"rank {rank}"
+        return f"rank {rank} (global {self._ranks[rank]})"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """`rank 1, rank 2`, or `ranks 1, 2, 3`."""
+        if len(ranks) < 2 or not self._plain:
+            return ", ".join(self.name(rank) for rank in ranks) or "no rank"
+        return "ranks " + ", ".join(str(rank) for rank in ranks)
+
+    def _reports(self, call: Call, seconds: float) -> list[_native.Report]:
+        found = self._comm.reports(call.what, call.where, seconds)
+        return [report for report in found if report.rank != self._rank]
+
+    def _mismatch(self, call: Call, failure: _native.Failure | None) -> CollectiveMismatch:
+        calls: dict[str, list[int]] = {str(call): [self._rank]}
+        silent = []
+        for report in self._reports(call, MISMATCH_SECONDS):
+            if report.heard and report.what:
+                calls.setdefault(_at(report.what, report.where), []).append(report.rank)
+            else:
+                silent.append(report.rank)
+        lines = [
+            f"{self.names(sorted(ranks))}: {what}"
+            for what, ranks in sorted(calls.items(), key=lambda item: min(item[1]))
+        ]
+        if silent:
+            lines.append(f"{self.names(silent)}: did not say what it called")
+        number = f"operation #{failure.seq}" if failure is not None else "an operation"
+        text = f"{number} differs between ranks{self._in_group()}: " + "; ".join(lines)
+        if failure is not None and failure.text and (silent or len(calls) < 2):
+            text += f" ({failure.text})"
+        ranks = tuple(failure.ranks) if failure is not None else ()
+        return CollectiveMismatch(text + ". Every rank must make the same calls in the same order.", ranks)
+
+    def _timeout(self, call: Call, failure: _native.Failure | None) -> CollectiveTimeout:
+        missing, states = self._laggards(call, failure)
+        text = f"not complete after {call.timeout:g} s"
+        return CollectiveTimeout(self._prefix(call) + text + states, missing)
+
+    def _laggards(self, call: Call, failure: _native.Failure | None) -> tuple[tuple[int, ...], str]:
+        """The ranks that did not come, and what each of them is doing."""
+        reports = self._reports(call, TIMEOUT_SECONDS)
+        seq = failure.seq if failure is not None else 0
+        if failure is not None and failure.ranks:
+            late = [report for report in reports if report.rank in failure.ranks]
+        elif call.peers is not None:
+            late = [report for report in reports if report.rank in call.peers]
+        else:
+            late = [
+                report for report in reports if (report.posted < seq if seq else report.posted == report.done)
+            ]
+        if not late:
+            silent = [report for report in reports if not report.heard]
+            if not silent:
+                return (), "; every rank has arrived" if call.peers is None else ""
+            late = silent
+        missing = tuple(sorted(report.rank for report in late))
+        verb = "waiting for" if call.peers is not None else "did not arrive:"
+        states = ". ".join(self._state(report) for report in sorted(late, key=lambda report: report.rank))
+        return missing, f"; {verb} {self.names(missing)}. {states}"
+
+    def _lost(self, failure: _native.Failure | None) -> str:
+        """Who died first, and how."""
+        if failure is None or not failure.ranks:
+            return (failure.text if failure is not None else "") or "a rank was lost"
+        first = failure.ranks[0]
+        how = failure.text.removeprefix(f"rank {first}").strip() or "was lost"
+        return f"{self.name(first)} (pid {self._pids[first]}) {how}; the communicator must be rebuilt"
+
+    def _state(self, report: _native.Report) -> str:
+        """What one rank is doing, in words."""
+        who = f"{self.name(report.rank)} (pid {self._pids[report.rank]})"
+        done = _operations(report.done)
+        if report.left:
+            return f"{who} finalised after {done}"
+        if not report.alive:
+            return f"{who} is gone; it had completed {done}"
+        if not report.heard:
+            return f"{who} is alive but does not answer (stopped?); it had completed {done}"
+        if report.what.startswith("in "):
+            return f"{who} is {_at(report.what, report.where)}"
+        if report.posted > report.done:
+            return f"{who} is in operation #{report.posted}: {_at(report.what, report.where)}"
+        last = f"; last {_at(report.what, report.where)}" if report.what else ""
+        return f"{who} has completed {done}{last}; not in any hcomm call"
+
+    def _in_group(self) -> str:
+        return f" of group {self._label}" if self._label else ""
+
+
+def _at(what: str, where: str) -> str:
+    return f"{what} at {where}" if where else what
+
+
+def _operations(count: int) -> str:
+    return f"{count} operation{'' if count == 1 else 's'}"

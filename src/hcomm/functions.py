@@ -1,0 +1,253 @@
+"""The operations on the default communicator, or on `group=`; `Communicator` documents each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hcomm.communicator import Communicator
+from hcomm.work import Work
+from hcomm.world import state
+
+Group = Communicator | None
+
+
+def all_reduce(
+    tensor: Any, op: str = "sum", *, group: Group = None, timeout: float | None = None, async_op: bool = False
+) -> Any:
+    """Reduce `tensor` over all ranks, in place. Returns it. See `Communicator.all_reduce`."""
+    return (group or state.communicator).all_reduce(tensor, op, timeout=timeout, async_op=async_op)
+
+
+def all_reduce_async(
+    tensor: Any, op: str = "sum", *, group: Group = None, timeout: float | None = None
+) -> Work:
+    """Start an `all_reduce`. See `Communicator.all_reduce`."""
+    return (group or state.communicator).all_reduce_async(tensor, op, timeout=timeout)
+
+
+def broadcast(
+    tensor: Any, src: int = 0, *, group: Group = None, timeout: float | None = None, async_op: bool = False
+) -> Any:
+    """Copy `tensor` of rank `src` to every rank, in place. Returns it. See `Communicator.broadcast`."""
+    return (group or state.communicator).broadcast(tensor, src, timeout=timeout, async_op=async_op)
+
+
+def broadcast_async(tensor: Any, src: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:
+    """Start a `broadcast`. See `Communicator.broadcast`."""
+    return (group or state.communicator).broadcast_async(tensor, src, timeout=timeout)
+
+
+def reduce(
+    tensor: Any,
+    dst: int = 0,
+    op: str = "sum",
+    *,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce `tensor` over all ranks into that of rank `dst`. Returns it. See `Communicator.reduce`."""
+    return (group or state.communicator).reduce(tensor, dst, op, timeout=timeout, async_op=async_op)
+
+
+def reduce_async(
+    tensor: Any, dst: int = 0, op: str = "sum", *, group: Group = None, timeout: float | None = None
+) -> Work:
+    """Start a `reduce`. See `Communicator.reduce`."""
+    return (group or state.communicator).reduce_async(tensor, dst, op, timeout=timeout)
+
+
+def all_gather(
+    tensor: Any,
+    out: Any = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """The tensors of all ranks, concatenated along dimension 0, or in `out`. See `Communicator.all_gather`."""
+    comm = group or state.communicator
+    return comm.all_gather(tensor, out, sizes=sizes, timeout=timeout, async_op=async_op)
+
+
+def all_gather_async(
+    tensor: Any,
+    out: Any = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+) -> Work:
+    """Start an `all_gather`. See `Communicator.all_gather`."""
+    return (group or state.communicator).all_gather_async(tensor, out, sizes=sizes, timeout=timeout)
+
+
+def reduce_scatter(
+    tensor: Any,
+    out: Any = None,
+    op: str = "sum",
+    *,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """This rank's block of the reduction of `tensor` over all ranks. See `Communicator.reduce_scatter`."""
+    comm = group or state.communicator
+    return comm.reduce_scatter(tensor, out, op, sizes=sizes, timeout=timeout, async_op=async_op)
+
+
+def reduce_scatter_async(
+    tensor: Any,
+    out: Any = None,
+    op: str = "sum",
+    *,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+) -> Work:
+    """Start a `reduce_scatter`. See `Communicator.reduce_scatter`."""
+    return (group or state.communicator).reduce_scatter_async(tensor, out, op, sizes=sizes, timeout=timeout)
+
+
+def all_to_all(
+    tensor: Any,
+    out: Any = None,
+    *,
+    input_sizes: Sequence[int] | None = None,
+    output_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Block r of `tensor` goes to rank r, block r of the output comes from rank r. See `Communicator.all_to_all`."""
+    comm = group or state.communicator
+    return comm.all_to_all(
+        tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, timeout=timeout, async_op=async_op
+    )
+
+
+def all_to_all_async(
+    tensor: Any,
+    out: Any = None,
+    *,
+    input_sizes: Sequence[int] | None = None,
+    output_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+) -> Work:
+    """Start an `all_to_all`. See `Communicator.all_to_all`."""
+    comm = group or state.communicator
+    return comm.all_to_all_async(
+        tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, timeout=timeout
+    )
+
+
+def gather(
+    tensor: Any,
+    dst: int = 0,
+    *,
+    out: Any = None,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """The tensors of all ranks, concatenated, on rank `dst`; None elsewhere. See `Communicator.gather`."""
+    comm = group or state.communicator
+    return comm.gather(tensor, dst, out=out, sizes=sizes, timeout=timeout, async_op=async_op)
+
+
+def gather_async(
+    tensor: Any,
+    dst: int = 0,
+    *,
+    out: Any = None,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+) -> Work:
+    """Start a `gather`. See `Communicator.gather`."""
+    return (group or state.communicator).gather_async(tensor, dst, out=out, sizes=sizes, timeout=timeout)
+
+
+def scatter(
+    tensor: Any = None,
+    src: int = 0,
+    *,
+    out: Any = None,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """This rank's block of `tensor` of rank `src`. See `Communicator.scatter`."""
+    comm = group or state.communicator
+    return comm.scatter(tensor, src, out=out, sizes=sizes, timeout=timeout, async_op=async_op)
+
+
+def scatter_async(
+    tensor: Any = None,
+    src: int = 0,
+    *,
+    out: Any = None,
+    sizes: Sequence[int] | None = None,
+    group: Group = None,
+    timeout: float | None = None,
+) -> Work:
+    """Start a `scatter`. See `Communicator.scatter`."""
+    return (group or state.communicator).scatter_async(tensor, src, out=out, sizes=sizes, timeout=timeout)
+
+
+def barrier(*, group: Group = None, timeout: float | None = None, async_op: bool = False) -> Any:
+    """Return when every rank has called it. See `Communicator.barrier`."""
+    return (group or state.communicator).barrier(timeout=timeout, async_op=async_op)
+
+
+def barrier_async(*, group: Group = None, timeout: float | None = None) -> Work:
+    """Start a `barrier`. See `Communicator.barrier`."""
+    return (group or state.communicator).barrier_async(timeout=timeout)
+
+
+def send(tensor: Any, dst: int, tag: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:
+    """Start sending `tensor` to rank `dst`; wait on the Work before reusing it. See `Communicator.send`."""
+    return (group or state.communicator).send(tensor, dst, tag, timeout=timeout)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    tag: int = 0,
+    *,
+    group: Group = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Receive into `tensor` from rank `src` (None: from anyone). Returns it. See `Communicator.recv`."""
+    return (group or state.communicator).recv(tensor, src, tag, timeout=timeout, async_op=async_op)
+
+
+def recv_async(
+    tensor: Any, src: int | None = None, tag: int = 0, *, group: Group = None, timeout: float | None = None
+) -> Work:
+    """Start a `recv`. See `Communicator.recv`."""
+    return (group or state.communicator).recv_async(tensor, src, tag, timeout=timeout)
+
+
+def new_group(
+    ranks: Sequence[int],
+    *,
+    transport: str | None = None,
+    algorithm: str | Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    buffer_size: int | str | None = None,
+    name: str | None = None,
+    group: Group = None,
+) -> Communicator:
+    """A communicator of some ranks; only its members call this. See `Communicator.new_group`."""
+    comm = group or state.communicator
+    return comm.new_group(
+        ranks, transport=transport, algorithm=algorithm, timeout=timeout, buffer_size=buffer_size, name=name
+    )

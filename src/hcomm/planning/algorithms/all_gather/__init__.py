@@ -1,0 +1,1 @@
+"""Algorithms for `all_gather`, one per file."""

@@ -1,0 +1,1 @@
+"""Algorithms for `all_reduce`, one per file."""

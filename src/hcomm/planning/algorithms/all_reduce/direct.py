@@ -1,0 +1,13 @@
+"""all_reduce, peer access."""
+
+from ...builder import Builder
+from ...registry import ACCESS, algorithm
+
+
+@algorithm("all_reduce", requires=ACCESS, reduces_once=True)
+def direct(p: Builder) -> None:
+    """Each rank reduces its chunk from all buffers and writes it into all: 2 meets, 2n traffic per rank."""
+    everywhere = [p.at(r, p.chunk(p.rank)) for r in p.ranks]
+    p.meet()
+    p.move(dst=everywhere, src=everywhere)
+    p.meet()

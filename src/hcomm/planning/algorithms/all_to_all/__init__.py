@@ -1,0 +1,1 @@
+"""Algorithms for `all_to_all`, one per file."""

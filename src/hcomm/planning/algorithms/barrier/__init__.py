@@ -1,0 +1,1 @@
+"""Algorithms for `barrier`, one per file."""

@@ -1,0 +1,1 @@
+"""Algorithms for `broadcast`, one per file."""

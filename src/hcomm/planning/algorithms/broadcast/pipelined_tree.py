@@ -1,0 +1,16 @@
+"""broadcast of large vectors down a binary tree."""
+
+from ...builder import Builder
+from ...registry import algorithm
+
+
+@algorithm("broadcast")
+def pipelined_tree(p: Builder) -> None:
+    """Tiles of 1 MB flow down a binary tree, all levels busy at once: ⌈lg p⌉(α + Tβ) + 2nβ."""
+    me = (p.rank - p.root) % p.size
+    with p.tiles(1 << 20):
+        if me:
+            p.recv(((me - 1) // 2 + p.root) % p.size, p.output())
+        for child in (2 * me + 1, 2 * me + 2):
+            if child < p.size:
+                p.send((child + p.root) % p.size, p.output())

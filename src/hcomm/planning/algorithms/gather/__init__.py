@@ -1,0 +1,1 @@
+"""Algorithms for `gather`, one per file."""

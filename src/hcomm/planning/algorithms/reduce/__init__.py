@@ -1,0 +1,1 @@
+"""Algorithms for `reduce`, one per file."""

@@ -1,0 +1,18 @@
+"""reduce with one rounding over any links."""
+
+from ...builder import Builder
+from ...registry import algorithm
+
+
+@algorithm("reduce", reduces_once=True)
+def gather(p: Builder) -> None:
+    """The root gathers all contributions, tile by tile, and reduces them in rank order: α + (p-1)nβ at the root."""
+    with p.tiles(256 << 10):
+        if p.rank != p.root:
+            p.send(p.root, p.input())
+        else:
+            tile = p.input()
+            for r in p.ranks:
+                if r != p.rank:
+                    p.recv(r, p.scratch(r, like=tile))
+            p.move(dst=p.output(), src=[tile if r == p.rank else p.scratch(r, like=tile) for r in p.ranks])

@@ -1,0 +1,1 @@
+"""Algorithms for `reduce_scatter`, one per file."""

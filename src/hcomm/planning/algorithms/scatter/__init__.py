@@ -1,0 +1,1 @@
+"""Algorithms for `scatter`, one per file."""

@@ -1,0 +1,16 @@
+"""scatter over any links."""
+
+from ...builder import Builder
+from ...registry import algorithm
+
+
+@algorithm("scatter")
+def pairwise(p: Builder) -> None:
+    """The root sends each rank its block: α + (p-1)/p·nβ at the root."""
+    if p.rank != p.root:
+        p.recv(p.root, p.output())
+        return
+    for k in range(1, p.size):
+        r = (p.rank + k) % p.size
+        p.send(r, p.in_block(r))
+    p.move(dst=p.output(), src=p.in_block(p.rank))

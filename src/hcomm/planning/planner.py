@@ -1,0 +1,132 @@
+"""Planner: from a call to the program that this rank runs, with a cache in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ..codes import OPERATIONS
+from .builder import ROOTED, Requirement
+from .registry import Algorithm, lookup
+from .select import FALLBACK, Request, Setting, select
+
+#: Choices kept before the cache is emptied: sizes may be different in every call of a job, memory may not grow.
+_CACHE_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a rank will run.
+
+    Attributes:
+        algorithm: name of the algorithm.
+        program: this rank's program, encoded.
+        fallback: the program to run when, in one operation, not every rank offers peer access; empty if none is needed.
+        hash: 64 bits, the same on all ranks that chose alike.
+        tile_bytes: tile size that replaces the program's own; 0: none.
+        why: the reason, in words.
+    """
+
+    algorithm: str
+    program: bytes
+    fallback: bytes
+    hash: int
+    tile_bytes: int
+    why: str
+
+
+class Planner:
+    """Chooses algorithms for one communicator and keeps the programs of this rank.
+
+    Args:
+        rank, size: this rank and the number of ranks.
+        cliques: the host cliques, a partition of the ranks; ranks of a clique share memory.
+        window_bytes: bytes of window that one operation may use.
+        access: all ranks of all cliques can reach each other's ordinary memory.
+        settings: names without prefix; ALLREDUCE_ALGO and the like force an algorithm, DETERMINISTIC=strict restricts
+            to algorithms that add in rank order.
+        prefer_direct: use peer access for large vectors wherever there is any.
+
+    Attributes:
+        built: programs written so far.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        cliques: tuple[tuple[int, ...], ...],
+        *,
+        window_bytes: int,
+        access: bool,
+        settings: Mapping[str, str],
+        prefer_direct: bool = False,
+    ) -> None:
+        self.built = 0
+        self._rank = rank
+        self._world = Setting(
+            size, tuple(tuple(c) for c in cliques), window_bytes, access, prefer_direct, dict(settings)
+        )
+        self._choices: dict[tuple[object, ...], Choice] = {}
+        self._programs: dict[tuple[str, str, int], bytes] = {}
+
+    def choose(
+        self,
+        operation: str,
+        dtype: str,
+        op: str | None,
+        nbytes: int,
+        root: int | None,
+        algorithm: str | None = None,
+    ) -> Choice:
+        """The program for one call; the same question gets the same object.
+
+        Args:
+            nbytes: of the whole vector (all_reduce, broadcast, reduce) or of the big side; 0 if ranks may differ.
+            root: the root of a rooted operation, else None.
+            algorithm: name of an algorithm to use, over every setting.
+
+        Raises:
+            UnknownAlgorithm: the algorithm asked for is not registered, or cannot run in this communicator.
+            ValueError: there is no such operation, or no such root.
+        """
+        key = (operation, dtype, op, nbytes, root, algorithm)
+        choice = self._choices.get(key)
+        if choice is None:
+            if len(self._choices) >= _CACHE_LIMIT:
+                self._choices.clear()
+            choice = self._choices[key] = self._decide(
+                self._request(operation, dtype, op, nbytes, root), algorithm
+            )
+        return choice
+
+    def _request(self, operation: str, dtype: str, op: str | None, nbytes: int, root: int | None) -> Request:
+        if operation not in OPERATIONS:
+            raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
+        if operation in ROOTED and (root is None or not 0 <= root < self._world.size):
+            raise ValueError(
+                f"{operation} needs a root among the ranks 0..{self._world.size - 1}, got {root}"
+            )
+        return Request(operation, dtype, op, nbytes, root if operation in ROOTED and root is not None else 0)
+
+    def _decide(self, request: Request, asked: str | None) -> Choice:
+        entry, why = select(self._world, request, asked)
+        fallback = b""
+        if entry.requires is Requirement.ACCESS:
+            fallback = self._program(lookup(request.operation, FALLBACK), request.root)
+        program = self._program(entry, request.root)
+        return Choice(entry.name, program, fallback, self._hash(entry, request), 0, why)
+
+    def _program(self, entry: Algorithm, root: int) -> bytes:
+        key = (entry.operation, entry.name, root)
+        program = self._programs.get(key)
+        if program is None:
+            self.built += 1
+            program = entry.program(self._rank, self._world.size, self._world.cliques, root).encode()
+            self._programs[key] = program
+        return program
+
+    def _hash(self, entry: Algorithm, request: Request) -> int:
+        agreed = (entry.operation, entry.name, request.root, self._world.size, self._world.cliques)
+        return int.from_bytes(blake2b(repr(agreed).encode(), digest_size=8).digest(), "little")

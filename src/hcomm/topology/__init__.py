@@ -1,0 +1,1 @@
+"""What this machine is: processors, memory, network, accelerators. Reads sysfs and asks the kernel; changes nothing."""
