@@ -5,7 +5,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -52,10 +51,12 @@ struct OpHandle {
 
 std::shared_ptr<Mapping> map_window(int fd, std::size_t bytes) {
     const Fd owned(fd);
-    struct stat info {};
-    if (::fstat(fd, &info) != 0) throw SystemError(std::string("cannot look at a window: ") + std::strerror(errno));
+    struct stat info{};
+    if (::fstat(fd, &info) != 0)
+        throw SystemError(std::string("cannot look at a window: ") + std::strerror(errno));
     if (static_cast<std::size_t>(info.st_size) < bytes)
-        throw SystemError("a window of " + std::to_string(info.st_size) + " bytes where " + std::to_string(bytes) +
+        throw SystemError("a window of " + std::to_string(info.st_size) + " bytes where " +
+                          std::to_string(bytes) +
                           " are needed (does HCOMM_BUFFER_SIZE differ between ranks?)");
     return std::make_shared<Mapping>(fd, bytes);
 }
@@ -67,8 +68,9 @@ std::vector<int> by_rank(std::vector<int> fds, int size, const char* name) {
 }
 
 void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t uid, int rank, int size,
-               std::vector<int> local, std::vector<int> windows, std::vector<int> control, std::vector<int> coll,
-               std::vector<int> p2p, std::vector<int> pids, std::size_t buffer_bytes, bool crowded) {
+               std::vector<int> local, std::vector<int> windows, std::vector<int> control,
+               std::vector<int> coll, std::vector<int> p2p, std::vector<int> pids, std::size_t buffer_bytes,
+               bool crowded) {
     if (size < 1 || rank < 0 || rank >= size) throw std::invalid_argument("rank outside 0..size-1");
     CommConfig config;
     config.uid = uid;
@@ -89,9 +91,10 @@ void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t u
     new (self) CommHandle{std::move(comm), ::getpid()};
 }
 
-std::shared_ptr<const Plan> make_plan(const CommHandle& self, nb::bytes program, nb::bytes fallback, int operation,
-                                      int dtype, int op, int root, std::uint64_t count, std::uint64_t n_in,
-                                      std::uint64_t n_out, std::vector<std::uint64_t> bounds_in,
+std::shared_ptr<const Plan> make_plan(const CommHandle& self, nb::bytes program, nb::bytes fallback,
+                                      int operation, int dtype, int op, int root, std::uint64_t count,
+                                      std::uint64_t n_in, std::uint64_t n_out,
+                                      std::vector<std::uint64_t> bounds_in,
                                       std::vector<std::uint64_t> bounds_out, std::uint64_t algorithm,
                                       std::uint64_t agreed, std::uint64_t tile_bytes) {
     OpHeader header;
@@ -117,32 +120,38 @@ Status without_gil(Call call) {
     return call();
 }
 
-int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in, std::uintptr_t out, double timeout) {
+int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in, std::uintptr_t out,
+        double timeout) {
     return finish_call(without_gil([&] {
-        return self.comm->run(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout,
-                              check_signals);
+        return self.comm->run(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out),
+                              timeout, check_signals);
     }));
 }
 
-OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in, std::uintptr_t out,
-               double timeout, std::string where) {
+OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in,
+               std::uintptr_t out, double timeout, std::string where) {
     const nb::gil_scoped_release release;
-    return {self.comm, self.comm->start(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), timeout, std::move(where)), nullptr};
+    return {self.comm,
+            self.comm->start(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out),
+                             timeout, std::move(where)),
+            nullptr};
 }
 
 OpHandle send(const CommHandle& self, int dst, int tag, std::uintptr_t data, std::uint64_t bytes, int dtype,
               double timeout, std::string where) {
     const nb::gil_scoped_release release;
     if (dst < 0 || dst >= self.comm->size()) throw std::invalid_argument("dst outside the communicator");
-    auto message = self.comm->send(dst, tag, reinterpret_cast<void*>(data), bytes, static_cast<std::uint8_t>(dtype), timeout, std::move(where));
+    auto message = self.comm->send(dst, tag, reinterpret_cast<void*>(data), bytes,
+                                   static_cast<std::uint8_t>(dtype), timeout, std::move(where));
     return {self.comm, message, message};
 }
 
-OpHandle receive(const CommHandle& self, int src, int tag, std::uintptr_t data, std::uint64_t bytes, int dtype,
-                 double timeout, std::string where) {
+OpHandle receive(const CommHandle& self, int src, int tag, std::uintptr_t data, std::uint64_t bytes,
+                 int dtype, double timeout, std::string where) {
     const nb::gil_scoped_release release;
     if (src < -1 || src >= self.comm->size()) throw std::invalid_argument("src outside the communicator");
-    auto message = self.comm->receive(src, tag, reinterpret_cast<void*>(data), bytes, static_cast<std::uint8_t>(dtype), timeout, std::move(where));
+    auto message = self.comm->receive(src, tag, reinterpret_cast<void*>(data), bytes,
+                                      static_cast<std::uint8_t>(dtype), timeout, std::move(where));
     return {self.comm, message, message};
 }
 
@@ -162,10 +171,29 @@ nb::bytes read_memory(int pid, std::uint64_t address, std::size_t bytes) {
 
 nb::tuple address_of(nb::handle object, bool writable) {
     Py_buffer buffer;
-    if (PyObject_GetBuffer(object.ptr(), &buffer, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0) throw nb::python_error();
-    auto result = nb::make_tuple(reinterpret_cast<std::uintptr_t>(buffer.buf), static_cast<std::size_t>(buffer.len));
+    if (PyObject_GetBuffer(object.ptr(), &buffer, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0)
+        throw nb::python_error();
+    auto result =
+        nb::make_tuple(reinterpret_cast<std::uintptr_t>(buffer.buf), static_cast<std::size_t>(buffer.len));
     PyBuffer_Release(&buffer);
     return result;
+}
+
+struct Ranked {
+    int rank;
+    RankReport report;
+};
+
+nb::list reports(const CommHandle& self, const std::string& what, const std::string& where, double timeout) {
+    std::vector<RankReport> reports;
+    {
+        const nb::gil_scoped_release release;
+        reports = self.comm->reports(what, where, timeout);
+    }
+    nb::list out;
+    for (std::size_t i = 0; i < reports.size(); ++i)
+        out.append(nb::cast(Ranked{static_cast<int>(i), std::move(reports[i])}));
+    return out;
 }
 
 void define_failure(nb::module_& m) {
@@ -174,10 +202,6 @@ void define_failure(nb::module_& m) {
         .def_ro("ranks", &Failure::ranks)
         .def_ro("seq", &Failure::seq)
         .def_ro("text", &Failure::text);
-    struct Ranked {
-        int rank;
-        RankReport report;
-    };
     nb::class_<Ranked>(m, "Report")
         .def_ro("rank", &Ranked::rank)
         .def_prop_ro("heard", [](const Ranked& r) { return r.report.heard; })
@@ -188,16 +212,6 @@ void define_failure(nb::module_& m) {
         .def_prop_ro("done", [](const Ranked& r) { return r.report.done; })
         .def_prop_ro("what", [](const Ranked& r) { return r.report.what; })
         .def_prop_ro("where", [](const Ranked& r) { return r.report.where; });
-    m.def("_gather_reports", [](const CommHandle& c, const std::string& what, const std::string& where, double timeout) {
-        std::vector<RankReport> reports;
-        {
-            const nb::gil_scoped_release release;
-            reports = c.comm->reports(what, where, timeout);
-        }
-        nb::list out;
-        for (std::size_t i = 0; i < reports.size(); ++i) out.append(nb::cast(Ranked{static_cast<int>(i), std::move(reports[i])}));
-        return out;
-    });
 }
 
 void define_comm(nb::module_& m) {
@@ -207,20 +221,31 @@ void define_comm(nb::module_& m) {
         .def_prop_ro("status", [](const OpHandle& o) { return static_cast<int>(o.task->status.load()); })
         .def_prop_ro("source", [](const OpHandle& o) { return o.message ? o.message->source : -1; })
         .def_prop_ro("nbytes", [](const OpHandle& o) { return o.message ? o.message->bytes : 0; })
-        .def_prop_ro("text", [](const OpHandle& o) { return o.message && !o.task->pending() ? o.message->text : std::string(); })
+        .def_prop_ro("text",
+                     [](const OpHandle& o) {
+                         return o.message && !o.task->pending() ? o.message->text : std::string();
+                     })
         .def("wait", &wait, "timeout"_a);
     nb::class_<CommHandle>(m, "Comm")
-        .def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a, "windows"_a,
-             "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a)
-        .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a, "root"_a,
-             "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a, "agreed"_a, "tile_bytes"_a)
+        .def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a,
+             "windows"_a, "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a)
+        .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a,
+             "root"_a, "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a,
+             "agreed"_a, "tile_bytes"_a)
         .def("run", &run, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a)
         .def("start", &start, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a, "where"_a)
         .def("send", &send, "dst"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
         .def("recv", &receive, "src"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
         .def("failure", [](const CommHandle& c) { return c.comm->failure(); })
-        .def("abort", [](const CommHandle& c, const std::string& text) { c.comm->fail({Status::Aborted, 0, {c.comm->rank()}, text}); }, "text"_a)
-        .def("bytes_sent", [](const CommHandle& c, int rank) { return c.comm->bytes_sent(rank); }, "rank"_a)
+        .def("reports", &reports, "what"_a, "where"_a, "timeout"_a)
+        .def(
+            "abort",
+            [](const CommHandle& c, const std::string& text) {
+                c.comm->fail({Status::Aborted, 0, {c.comm->rank()}, text});
+            },
+            "text"_a)
+        .def(
+            "bytes_sent", [](const CommHandle& c, int rank) { return c.comm->bytes_sent(rank); }, "rank"_a)
         .def("shared_bytes", [](const CommHandle& c) { return c.comm->shared_bytes(); })
         .def("close", [](const CommHandle& c) {
             const nb::gil_scoped_release release;
@@ -250,10 +275,18 @@ NB_MODULE(_native, m) {
             PyErr_SetString(PyExc_OSError, e.what());
         }
     });
-    m.def("window_bytes", [](std::size_t local, std::size_t buffer) { return WindowLayout(local, buffer).total; }, "local_size"_a, "buffer_bytes"_a);
-    m.def("operation_window_bytes", [](std::size_t buffer) { return WindowLayout(1, buffer).operation_bytes; }, "buffer_bytes"_a);
+    m.def(
+        "window_bytes",
+        [](std::size_t local, std::size_t buffer) { return WindowLayout(local, buffer).total; },
+        "local_size"_a, "buffer_bytes"_a);
+    m.def(
+        "operation_window_bytes", [](std::size_t buffer) { return WindowLayout(1, buffer).operation_bytes; },
+        "buffer_bytes"_a);
     m.def("simd_level", [] { return std::string(simd_level()); });
-    m.def("reduce_supported", [](int dtype, int op) { return supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); }, "dtype"_a, "op"_a);
+    m.def(
+        "reduce_supported",
+        [](int dtype, int op) { return supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op)); },
+        "dtype"_a, "op"_a);
     m.def("cma_read", &read_memory, "pid"_a, "address"_a, "nbytes"_a);
     m.def("address_of", &address_of, "buffer"_a, "writable"_a);
     nb::class_<Engine>(m, "Engine")
@@ -264,6 +297,4 @@ NB_MODULE(_native, m) {
         });
     define_comm(m);
     define_failure(m);
-    m.attr("Comm").attr("reports") = m.attr("_gather_reports");
-    nb::delattr(m, "_gather_reports");
 }

@@ -32,8 +32,10 @@ Comm::Comm(std::shared_ptr<Engine> engine, CommConfig config)
             peer.window.emplace(window, layout_);
             const auto place = std::find(config_.local.begin(), config_.local.end(), r);
             peer.local_index = static_cast<std::size_t>(place - config_.local.begin());
-            peer.coll = std::make_unique<ShmLink>(peer.window->coll_ring(local_index_), own_->coll_ring(peer.local_index), peer);
-            peer.p2p = std::make_unique<ShmLink>(peer.window->p2p_ring(local_index_), own_->p2p_ring(peer.local_index), peer);
+            peer.coll = std::make_unique<ShmLink>(peer.window->coll_ring(local_index_),
+                                                  own_->coll_ring(peer.local_index), peer);
+            peer.p2p = std::make_unique<ShmLink>(peer.window->p2p_ring(local_index_),
+                                                 own_->p2p_ring(peer.local_index), peer);
             local_.push_back(&peer);
         } else {
             peer.coll = std::make_unique<TcpLink>(config_.coll[i]);
@@ -48,8 +50,9 @@ Comm::Comm(std::shared_ptr<Engine> engine, CommConfig config)
 
 Comm::~Comm() = default;
 
-std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program, std::span<const std::byte> fallback,
-                                       const OpHeader& header, const Sizes& sizes, std::uint64_t tile_bytes) const {
+std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program,
+                                       std::span<const std::byte> fallback, const OpHeader& header,
+                                       const Sizes& sizes, std::uint64_t tile_bytes) const {
     auto plan = std::make_shared<Plan>();
     plan->dtype = static_cast<DType>(header.dtype);
     plan->op = static_cast<ReduceOp>(header.op);
@@ -64,14 +67,16 @@ std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program, std::
             for (const Step& step : block.steps)
                 if (!plan->kernel && (step.kind == StepKind::RecvReduce || step.src.size() > 1))
                     throw std::invalid_argument("a program that reduces, without an operator");
-        return BoundProgram::bind(decoded, sizes, plan->dtype, config_.local, layout_.operation_bytes, tile_bytes);
+        return BoundProgram::bind(decoded, sizes, plan->dtype, config_.local, layout_.operation_bytes,
+                                  tile_bytes);
     };
     plan->program = bind(program);
     plan->has_fallback = !fallback.empty();
     if (plan->has_fallback) plan->fallback = bind(fallback);
     plan->header = header;
     plan->header.signature = signature_of(header);
-    const bool reachable = std::all_of(local_.begin(), local_.end(), [](const Peer* p) { return p->pid != 0; });
+    const bool reachable =
+        std::all_of(local_.begin(), local_.end(), [](const Peer* p) { return p->pid != 0; });
     if (reachable) plan->header.flags |= kOffersAccess;
     plan->n_in = sizes.n_in;
     plan->n_out = sizes.n_out;
@@ -80,7 +85,8 @@ std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program, std::
 
 Clock::time_point Comm::deadline(double timeout) const {
     // A century is for ever, and does not overflow the clock.
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, 3e9)));
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, 3e9)));
 }
 
 Operation* Comm::head() const noexcept {
@@ -88,7 +94,8 @@ Operation* Comm::head() const noexcept {
     return queue_.empty() ? nullptr : queue_.front().get();
 }
 
-Status Comm::run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout, const Interrupt& interrupt) {
+Status Comm::run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
+                 const Interrupt& interrupt) {
     const Clock::time_point due = deadline(timeout);
     std::unique_lock lock(mutex_);
     if (failed_ || closed_) return refuse();
@@ -96,7 +103,8 @@ Status Comm::run(std::shared_ptr<const Plan> plan, void* in, void* out, double t
         lock.unlock();
         return wait(*start(std::move(plan), in, out, timeout, {}), -1, interrupt);
     }
-    Operation operation(*this, std::move(plan), static_cast<std::byte*>(in), static_cast<std::byte*>(out), ++posted_);
+    Operation operation(*this, std::move(plan), static_cast<std::byte*>(in), static_cast<std::byte*>(out),
+                        ++posted_);
     operation.deadline = due;
     current_ = &operation;
     lock.unlock();
@@ -195,8 +203,8 @@ void Comm::progress() {
     if (failed_) end_if_failed();
 }
 
-/// An operation before the one that failed may still complete: whoever reported the failure has completed it, so
-/// what this rank needs is on its way. It gets a moment for that; everything else ends now.
+/// An operation before the one that failed may still complete: whoever reported the failure has completed it,
+/// so what this rank needs is on its way. It gets a moment for that; everything else ends now.
 void Comm::end_if_failed() {
     const Operation* operation = head();
     const bool earlier = operation && operation->begun() && operation->header().seq < failed_seq_;
@@ -204,7 +212,8 @@ void Comm::end_if_failed() {
     fail_tasks();
 }
 
-/// What a collective gets that is asked for too late: the failure itself if it is the one that failed elsewhere.
+/// What a collective gets that is asked for too late: the failure itself if it is the one that failed
+/// elsewhere.
 Status Comm::refuse() noexcept {
     if (posted_ >= failed_seq_) return Status::Aborted;
     ++posted_;
@@ -328,7 +337,8 @@ void Comm::mismatch(const OpHeader& mine, int other, const OpHeader& theirs) {
     if (mine.seq != theirs.seq)
         text += " (call #" + std::to_string(mine.seq) + " here, #" + std::to_string(theirs.seq) + " there)";
     else if (describe(mine) == describe(theirs))
-        text += mine.algorithm != theirs.algorithm ? " (with different algorithms)" : " (with different sizes per rank)";
+        text += mine.algorithm != theirs.algorithm ? " (with different algorithms)"
+                                                   : " (with different sizes per rank)";
     raise({Status::Mismatch, mine.seq, {std::min(config_.rank, other), std::max(config_.rank, other)}, text});
 }
 

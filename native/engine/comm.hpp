@@ -33,8 +33,8 @@ struct CommConfig {
     bool crowded = false;  ///< more ranks than cores: yield early
 };
 
-/// How long news of a failure may take to reach everybody: a lost peer is held responsible only after this time, and
-/// an operation before the failed one may take it to complete.
+/// How long news of a failure may take to reach everybody: a lost peer is held responsible only after this
+/// time, and an operation before the failed one may take it to complete.
 inline constexpr auto kGrace = std::chrono::milliseconds(150);
 
 /// Says whether the caller wants to stop waiting (Ctrl-C). Called without locks.
@@ -42,25 +42,28 @@ using Interrupt = std::function<bool()>;
 
 /// One rank of one communicator: its peers, the operations in progress, and its failure, once there is one.
 ///
-/// Collectives run one after the other in the order they were asked for; sends and receives run beside them. Whoever
-/// waits drives: a blocking call in the caller's thread, the engine's thread when nobody waits. `mutex_` is held while
-/// anything moves and never while anybody sleeps.
+/// Collectives run one after the other in the order they were asked for; sends and receives run beside them.
+/// Whoever waits drives: a blocking call in the caller's thread, the engine's thread when nobody waits.
+/// `mutex_` is held while anything moves and never while anybody sleeps.
 class Comm : public std::enable_shared_from_this<Comm> {
-public:
+  public:
     Comm(std::shared_ptr<Engine> engine, CommConfig config);
     ~Comm();
 
     std::shared_ptr<const Plan> plan(std::span<const std::byte> program, std::span<const std::byte> fallback,
-                                     const OpHeader& header, const Sizes& sizes, std::uint64_t tile_bytes) const;
+                                     const OpHeader& header, const Sizes& sizes,
+                                     std::uint64_t tile_bytes) const;
 
-    Status run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout, const Interrupt& interrupt);
+    Status run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
+               const Interrupt& interrupt);
     std::shared_ptr<Task> start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
                                 std::string where);
     std::shared_ptr<Message> send(int dst, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                   double timeout, std::string where);
     std::shared_ptr<Message> receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                      double timeout, std::string where);
-    /// Waits at most `timeout` seconds (negative: as long as the task may take). Pending if it is not done by then.
+    /// Waits at most `timeout` seconds (negative: as long as the task may take). Pending if it is not done by
+    /// then.
     Status wait(Task& task, double timeout, const Interrupt& interrupt);
 
     std::optional<Failure> failure() const;
@@ -89,7 +92,7 @@ public:
     void arm_poll();
     void disarm_poll();
 
-private:
+  private:
     friend class Operation;
     friend class Messenger;
 
@@ -142,10 +145,10 @@ private:
 
     mutable std::mutex mutex_;
     std::unique_ptr<Messenger> messenger_;
-    Operation* current_ = nullptr;                 ///< a blocking call's, on its stack
+    Operation* current_ = nullptr;                  ///< a blocking call's, on its stack
     std::deque<std::shared_ptr<Operation>> queue_;  ///< asked for later, or asynchronous
-    std::uint64_t posted_ = 0;                     ///< collectives asked for
-    std::uint64_t known_done_ = 0;                 ///< every local peer has completed this many
+    std::uint64_t posted_ = 0;                      ///< collectives asked for
+    std::uint64_t known_done_ = 0;                  ///< every local peer has completed this many
     std::uint64_t said_slow_ = 0;
     std::vector<std::byte> scratch_;
     int drivers_ = 0;
@@ -154,8 +157,8 @@ private:
     std::atomic<int> poll_drivers_{0};
 
     // What others may read at any time.
-    SharedHeader now_;                     ///< the operation last begun
-    std::atomic<std::uint64_t> done_{0};   ///< collectives completed
+    SharedHeader now_;                    ///< the operation last begun
+    std::atomic<std::uint64_t> done_{0};  ///< collectives completed
     std::atomic<bool> failed_{false};
     std::atomic<std::uint64_t> failed_seq_{0};  ///< the operation that failed
     Clock::time_point failed_at_{};

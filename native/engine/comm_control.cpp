@@ -51,7 +51,8 @@ void Comm::collect_control_fds(std::vector<pollfd>& fds) const {
 }
 
 void Comm::read_control() {
-    // All news first, ends of connections after: a survivor's word about who died comes before its own goodbye.
+    // All news first, ends of connections after: a survivor's word about who died comes before its own
+    // goodbye.
     std::vector<Peer*> ended;
     for (Peer* peer : others_) {
         if (!peer->control_open) continue;
@@ -70,7 +71,9 @@ void Comm::read_control() {
 
 void Comm::on_frame(Peer& peer, const ControlFrame& frame) {
     switch (frame.kind) {
-        case ControlKind::Ding: wake_self(); return;
+        case ControlKind::Ding:
+            wake_self();
+            return;
         case ControlKind::Abort:
             if (auto failure = decode_failure(frame.body, config_.size)) fail(std::move(*failure), false);
             return;
@@ -128,9 +131,11 @@ RankReport Comm::self_report() {
     if (lock) mine.what = messenger_->describe();
     if (lock && head()) mine.where = head()->where;
     const std::string operation = "#" + std::to_string(last.seq) + " " + describe(last);
-    if (mine.posted > mine.done) mine.what = "in " + operation + (mine.what.empty() ? "" : ", and " + mine.what);
+    if (mine.posted > mine.done)
+        mine.what = "in " + operation + (mine.what.empty() ? "" : ", and " + mine.what);
     else if (mine.what.empty())
-        mine.what = last.seq == 0 ? "in no call; it has called no collective yet" : "in no call; it has completed " + operation;
+        mine.what = last.seq == 0 ? "in no call; it has called no collective yet"
+                                  : "in no call; it has completed " + operation;
     return mine;
 }
 
@@ -140,7 +145,7 @@ std::vector<RankReport> Comm::ask_all(RankReport mine, double timeout, bool want
         const std::lock_guard lock(report_mutex_);
         for (RankReport& report : reports_)
             if (!report.is_final) report.heard = false;
-        if (mine.is_final) own_report_ = mine;
+        if (mine.is_final && failed_) own_report_ = mine;
     }
     for (Peer* peer : others_)
         if (peer->control_open) peer->control->send(ControlKind::Report, body);

@@ -24,7 +24,7 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 12);
 
 class Writer {
-public:
+  public:
     template <class T>
     void put(T value) {
         const auto* p = reinterpret_cast<const std::byte*>(&value);
@@ -38,13 +38,13 @@ public:
     }
     std::vector<std::byte> take() { return std::move(out_); }
 
-private:
+  private:
     std::vector<std::byte> out_;
 };
 
 /// Takes values off a received body; `ok` turns false, for good, when it is too short.
 class Reader {
-public:
+  public:
     explicit Reader(std::span<const std::byte> body) : in_(body) {}
     bool ok = true;
 
@@ -70,7 +70,7 @@ public:
         return text;
     }
 
-private:
+  private:
     std::span<const std::byte> in_;
 };
 
@@ -93,7 +93,8 @@ std::optional<Failure> decode_failure(std::span<const std::byte> body, int size)
     const auto kind = in.get<std::int32_t>();
     failure.seq = in.get<std::uint64_t>();
     const auto n = in.get<std::uint32_t>();
-    if (kind < static_cast<int>(Status::Mismatch) || kind > static_cast<int>(Status::System) || n > 1024) return {};
+    if (kind < static_cast<int>(Status::Mismatch) || kind > static_cast<int>(Status::System) || n > 1024)
+        return {};
     failure.kind = static_cast<Status>(kind);
     for (std::uint32_t i = 0; i < n && in.ok; ++i) {
         const auto rank = in.get<std::int32_t>();
@@ -142,7 +143,8 @@ bool ControlChannel::send(ControlKind kind, std::span<const std::byte> body) noe
     unsent_.insert(unsent_.end(), body.begin(), body.end());
     std::size_t sent = 0;
     for (int tries = 0; sent < unsent_.size() && tries < 10;) {
-        const ssize_t n = ::send(fd_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const ssize_t n =
+            ::send(fd_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0) {
             sent += static_cast<std::size_t>(n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {

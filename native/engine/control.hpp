@@ -14,7 +14,8 @@
 
 namespace hcomm {
 
-/// What travels on the control channel of a pair: liveness (its end is the peer's end), news of failures, questions.
+/// What travels on the control channel of a pair: liveness (its end is the peer's end), news of failures,
+/// questions.
 enum class ControlKind : std::uint16_t {
     Ding = 1,    ///< wake up: there is something for you in shared memory
     Abort = 2,   ///< the communicator is broken, and why
@@ -44,7 +45,7 @@ std::optional<RankReport> decode_report(std::span<const std::byte> body, bool& a
 
 /// One end of a control channel. Any thread may send; only the engine's thread receives.
 class ControlChannel {
-public:
+  public:
     /// Takes over the descriptor of a connected stream socket. Throws SystemError.
     explicit ControlChannel(int fd);
 
@@ -60,7 +61,7 @@ public:
     int fd() const noexcept { return fd_.get(); }
     void shutdown() noexcept;
 
-private:
+  private:
     Fd fd_;
     std::mutex sending_;
     std::vector<std::byte> unsent_;  ///< the rest of a frame that the socket took in part

@@ -54,7 +54,8 @@ void Engine::remove(const Comm* comm) {
     std::uint64_t version;
     {
         const std::lock_guard lock(mutex_);
-        const auto place = std::find_if(comms_.begin(), comms_.end(), [&](const auto& c) { return c.get() == comm; });
+        const auto place =
+            std::find_if(comms_.begin(), comms_.end(), [&](const auto& c) { return c.get() == comm; });
         if (place == comms_.end()) return;
         comms_.erase(place);
         version = ++version_;
@@ -62,7 +63,8 @@ void Engine::remove(const Comm* comm) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof one);
     if (thread_ && thread_->get_id() == std::this_thread::get_id()) return;
-    while (thread_ && seen_.load() < version && !stop_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (thread_ && seen_.load() < version && !stop_)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 void Engine::wake() noexcept {

@@ -18,7 +18,7 @@ class Comm;
 ///
 /// It sleeps in poll(2) unless there is asynchronous work. It never touches Python.
 class Engine {
-public:
+  public:
     Engine();
     ~Engine();
     Engine(const Engine&) = delete;
@@ -33,7 +33,7 @@ public:
     /// Closes every communicator and ends the thread. Idempotent; in a forked child it does nothing.
     void close();
 
-private:
+  private:
     void loop();
     void work(const std::vector<std::shared_ptr<Comm>>& comms);
     void sleep(const std::vector<std::shared_ptr<Comm>>& comms);

@@ -15,7 +15,8 @@ namespace hcomm {
 using Clock = std::chrono::steady_clock;
 
 /// Sleeps while `word` holds `expected`, at most `limit`. True if a signal handler ran meanwhile.
-inline bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds limit) noexcept {
+inline bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                       std::chrono::nanoseconds limit) noexcept {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
     const timespec time{seconds.count(), (limit - seconds).count()};
     // Not FUTEX_PRIVATE: the word lies in memory that other processes map too.

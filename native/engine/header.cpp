@@ -37,16 +37,17 @@ std::uint64_t signature_of(const OpHeader& header) noexcept {
 }
 
 const char* operation_name(std::uint8_t operation) noexcept {
-    static constexpr const char* names[] = {"all_reduce", "broadcast", "reduce",  "all_gather", "reduce_scatter",
-                                            "all_to_all", "gather",    "scatter", "barrier"};
+    static constexpr const char* names[] = {"all_reduce", "broadcast",      "reduce",
+                                            "all_gather", "reduce_scatter", "all_to_all",
+                                            "gather",     "scatter",        "barrier"};
     return operation < std::size(names) ? names[operation] : "unknown operation";
 }
 
 std::string describe(const OpHeader& header) {
     std::string text = operation_name(header.operation);
     if (text == "barrier") return text + "()";
-    text += std::string("(") + name_of(static_cast<DType>(header.dtype)) + ", " + std::to_string(header.count) +
-            (header.count == 1 ? " element" : " elements");
+    text += std::string("(") + name_of(static_cast<DType>(header.dtype)) + ", " +
+            std::to_string(header.count) + (header.count == 1 ? " element" : " elements");
     if (header.op != static_cast<std::uint8_t>(ReduceOp::None))
         text += std::string(", ") + name_of(static_cast<ReduceOp>(header.op));
     if (header.root >= 0) text += ", root " + std::to_string(header.root);

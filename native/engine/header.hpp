@@ -11,9 +11,10 @@ namespace hcomm {
 /// It is compared by every peer that meets this rank in the operation: in shared memory through a slot of
 /// the window, on streams in front of every message.
 struct OpHeader {
-    std::uint64_t seq = 0;        ///< number of the collective in its communicator, from 1
-    std::uint64_t signature = 0;  ///< hash of all that ranks must agree on; the fields below explain a difference
-    std::uint64_t count = 0;      ///< elements
+    std::uint64_t seq = 0;  ///< number of the collective in its communicator, from 1
+    std::uint64_t signature =
+        0;                    ///< hash of all that ranks must agree on; the fields below explain a difference
+    std::uint64_t count = 0;  ///< elements
     std::uint64_t algorithm = 0;  ///< hash of the chosen algorithm and its options
     std::uint64_t agreed = 0;     ///< hash of other agreed data (uneven sizes, ...)
     std::uint64_t first = 0;      ///< window: address of the input; stream: bytes of this message
@@ -29,12 +30,12 @@ struct OpHeader {
 static_assert(sizeof(OpHeader) == 64);
 
 inline constexpr std::uint64_t kMessageMagic = 0x48434F4D4D4D5347ULL;
-inline constexpr std::uint8_t kFused = 1;         ///< publishing the header was this rank's first post to everybody
+inline constexpr std::uint8_t kFused = 1;  ///< publishing the header was this rank's first post to everybody
 inline constexpr std::uint8_t kOffersAccess = 2;  ///< peers may reach this rank's buffers directly
 
 /// An OpHeader that one thread writes and others read at any time; `seq` is written last.
 class SharedHeader {
-public:
+  public:
     /// Makes `header` visible. The release store of seq pairs with the acquire load in `read`.
     void publish(const OpHeader& header) noexcept;
     /// The sequence number now there; everything its writer did before `publish` is visible.
@@ -43,7 +44,7 @@ public:
     OpHeader read() const noexcept;
     std::uint64_t signature() const noexcept { return words_[1].load(std::memory_order_relaxed); }
 
-private:
+  private:
     std::atomic<std::uint64_t> words_[8];
 };
 static_assert(sizeof(SharedHeader) == 64);

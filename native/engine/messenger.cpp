@@ -40,11 +40,14 @@ void Messenger::finish(Message& message, Status status) {
 }
 
 void Messenger::broken_protocol(const Lane& lane, const char* what) {
-    comm_.raise({Status::System, comm_.done_.load(), {lane.peer->rank},
+    comm_.raise({Status::System,
+                 comm_.done_.load(),
+                 {lane.peer->rank},
                  "rank " + std::to_string(lane.peer->rank) + " broke the message protocol: " + what});
 }
 
-// --- sending -------------------------------------------------------------------------------------------------------
+// --- sending
+// -------------------------------------------------------------------------------------------------------
 
 void Messenger::send(std::shared_ptr<Message> message) {
     ++unfinished_;
@@ -52,8 +55,15 @@ void Messenger::send(std::shared_ptr<Message> message) {
     if (message->peer == comm_.rank()) return send_to_self(message);
     Lane& lane = lanes_[static_cast<std::size_t>(message->peer)];
     Frame frame;
-    frame.header = {kMagic, message->id, message->bytes, reinterpret_cast<std::uint64_t>(message->data), message->tag,
-                    MessageHeader::Eager, message->dtype, 0, {}};
+    frame.header = {kMagic,
+                    message->id,
+                    message->bytes,
+                    reinterpret_cast<std::uint64_t>(message->data),
+                    message->tag,
+                    MessageHeader::Eager,
+                    message->dtype,
+                    0,
+                    {}};
     if (message->bytes > (lane.peer->is_local() ? kEagerShm : kEagerTcp)) {
         frame.header.kind = MessageHeader::Request;
         announced_[message->id] = message;
@@ -73,11 +83,12 @@ void Messenger::send(std::shared_ptr<Message> message) {
 }
 
 void Messenger::send_to_self(const std::shared_ptr<Message>& message) {
-    const MessageHeader header{kMagic, message->id, message->bytes, 0, message->tag, MessageHeader::Request,
-                               message->dtype, 0, {}};
+    const MessageHeader header{
+        kMagic, message->id, message->bytes, 0, message->tag, MessageHeader::Request, message->dtype, 0, {}};
     Lane& lane = lanes_[static_cast<std::size_t>(comm_.rank())];
     Arrived arrived{header, {}, message};
-    if (message->bytes <= kEagerShm) {  // as to any other rank: a small message does not wait for its receiver
+    if (message->bytes <=
+        kEagerShm) {  // as to any other rank: a small message does not wait for its receiver
         arrived.body.assign(message->data, message->data + message->bytes);
         arrived.header.kind = MessageHeader::Eager;
         arrived.own = nullptr;
@@ -120,7 +131,8 @@ void Messenger::flush(Lane& lane) {
     if (wrote) lane.peer->ring();
 }
 
-// --- receiving -----------------------------------------------------------------------------------------------------
+// --- receiving
+// -----------------------------------------------------------------------------------------------------
 
 void Messenger::receive(std::shared_ptr<Message> message) {
     ++unfinished_;
@@ -132,7 +144,8 @@ void Messenger::receive(std::shared_ptr<Message> message) {
         if (found == lane.arrived.end()) continue;
         Arrived arrived = std::move(*found);
         lane.arrived.erase(found);
-        if (arrived.own || arrived.header.kind == MessageHeader::Eager) return deliver(lane, arrived, *message);
+        if (arrived.own || arrived.header.kind == MessageHeader::Eager)
+            return deliver(lane, arrived, *message);
         return on_request(lane, arrived.header, std::move(message));
     }
     posted_.push_back(std::move(message));
@@ -151,9 +164,9 @@ std::shared_ptr<Message> Messenger::take_posted(int source, int tag) {
 bool Messenger::fits(const MessageHeader& header, Message& message, int source) {
     message.source = source;
     if (header.bytes == message.bytes && header.dtype == message.dtype) return true;
-    message.text = "rank " + std::to_string(source) + " sent " + size_text(header.bytes, header.dtype) + " with tag " +
-                   std::to_string(header.tag) + ", but rank " + std::to_string(comm_.rank()) + " expects " +
-                   size_text(message.bytes, message.dtype);
+    message.text = "rank " + std::to_string(source) + " sent " + size_text(header.bytes, header.dtype) +
+                   " with tag " + std::to_string(header.tag) + ", but rank " + std::to_string(comm_.rank()) +
+                   " expects " + size_text(message.bytes, message.dtype);
     return false;
 }
 
@@ -213,16 +226,19 @@ void Messenger::on_header(Lane& lane) {
     const MessageHeader& header = lane.header;
     if (header.magic != kMagic) broken_protocol(lane, "no message header where one is due");
     switch (header.kind) {
-        case MessageHeader::Eager: return on_eager(lane);
+        case MessageHeader::Eager:
+            return on_eager(lane);
         case MessageHeader::Request: {
             auto message = take_posted(lane.peer->rank, header.tag);
             if (message) return on_request(lane, header, std::move(message));
             lane.arrived.push_back({header, {}, nullptr});
             return;
         }
-        case MessageHeader::Grant: return on_grant(lane, header.id);
+        case MessageHeader::Grant:
+            return on_grant(lane, header.id);
         case MessageHeader::Done:
-        case MessageHeader::Refuse: return on_answer(lane);
+        case MessageHeader::Refuse:
+            return on_answer(lane);
         case MessageHeader::Data: {
             const auto found = lane.granted.find(header.id);
             if (found == lane.granted.end() || found->second->bytes != header.bytes)
@@ -267,7 +283,8 @@ void Messenger::on_request(Lane& lane, const MessageHeader& header, std::shared_
     if (!fits(header, *message, lane.peer->rank)) {
         answer.header.kind = MessageHeader::Refuse;
         finish(*message, Status::MessageMismatch);
-    } else if (lane.peer->pid != 0 && cma_read(lane.peer->pid, header.address, message->data, message->bytes)) {
+    } else if (lane.peer->pid != 0 &&
+               cma_read(lane.peer->pid, header.address, message->data, message->bytes)) {
         answer.header.kind = MessageHeader::Done;
         finish(*message, Status::Ok);
     } else {
@@ -298,13 +315,15 @@ void Messenger::on_answer(Lane& lane) {
     auto message = std::move(found->second);
     announced_.erase(found);
     if (lane.header.kind == MessageHeader::Refuse)
-        message->text = "rank " + std::to_string(lane.peer->rank) + " expects another type or count than the " +
-                        size_text(message->bytes, message->dtype) + " that rank " + std::to_string(comm_.rank()) +
-                        " sends with tag " + std::to_string(message->tag);
+        message->text = "rank " + std::to_string(lane.peer->rank) +
+                        " expects another type or count than the " +
+                        size_text(message->bytes, message->dtype) + " that rank " +
+                        std::to_string(comm_.rank()) + " sends with tag " + std::to_string(message->tag);
     finish(*message, lane.header.kind == MessageHeader::Done ? Status::Ok : Status::MessageMismatch);
 }
 
-// --- waiting and failing -------------------------------------------------------------------------------------------
+// --- waiting and failing
+// -------------------------------------------------------------------------------------------
 
 void Messenger::fail(Status status) {
     for (auto& message : posted_) finish(*message, status);

@@ -51,11 +51,11 @@ static_assert(sizeof(MessageHeader) == 64);
 
 /// Point-to-point messages of one communicator: matching by (source, tag) in order of arrival.
 ///
-/// Small messages travel at once (eager) and wait at the receiver, large ones announce themselves and travel when the
-/// receive is there: straight out of the sender's memory where process_vm_readv works, through the link elsewhere.
-/// All of it is guarded by Comm::mutex_.
+/// Small messages travel at once (eager) and wait at the receiver, large ones announce themselves and travel
+/// when the receive is there: straight out of the sender's memory where process_vm_readv works, through the
+/// link elsewhere. All of it is guarded by Comm::mutex_.
 class Messenger {
-public:
+  public:
     explicit Messenger(Comm& comm);
     ~Messenger();
 
@@ -73,13 +73,14 @@ public:
     /// The first unfinished message that is due at `now`, or null.
     std::shared_ptr<Message> overdue(Clock::time_point now) const;
     Clock::time_point next_deadline() const;
-    /// Whether something unfinished needs this peer; `nobody_else`: all peers are gone, so that "anyone" means it too.
+    /// Whether something unfinished needs this peer; `nobody_else`: all peers are gone, so that "anyone"
+    /// means it too.
     bool needs(int rank, bool nobody_else) const;
     /// What a rank that is waiting for a message waits for, in words; empty if nothing.
     std::string describe() const;
     void collect_fds(std::vector<pollfd>& fds) const;
 
-private:
+  private:
     struct Arrived {  ///< a message nobody has asked for yet
         MessageHeader header;
         std::vector<std::byte> body;

@@ -10,14 +10,16 @@
 namespace hcomm {
 namespace {
 
-/// Piece of a move that goes through process_vm_readv: large enough to pay for the system call, small enough for L2.
+/// Piece of a move that goes through process_vm_readv: large enough to pay for the system call, small enough
+/// for L2.
 constexpr std::uint64_t kRemotePiece = 128 << 10;
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
 
 }  // namespace
 
-Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in, std::byte* out, std::uint64_t seq)
+Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in, std::byte* out,
+                     std::uint64_t seq)
     : comm_(comm),
       plan_(std::move(plan)),
       program_(&plan_->program),
@@ -116,13 +118,21 @@ bool Operation::run_block(const BoundBlock& block) {
 
 bool Operation::run_step(const BoundBlock& block, const BoundStep& step, std::uint64_t tile) {
     switch (step.kind) {
-        case StepKind::Send: run_send(block, step, tile); return true;
+        case StepKind::Send:
+            run_send(block, step, tile);
+            return true;
         case StepKind::Recv:
-        case StepKind::RecvReduce: return run_receive(block, step, tile);
-        case StepKind::Move: run_move(block, step, tile); return true;
-        case StepKind::Post: post(step); return true;
+        case StepKind::RecvReduce:
+            return run_receive(block, step, tile);
+        case StepKind::Move:
+            run_move(block, step, tile);
+            return true;
+        case StepKind::Post:
+            post(step);
+            return true;
         case StepKind::Await:
-        case StepKind::Meet: return run_sync(step);
+        case StepKind::Meet:
+            return run_sync(step);
         case StepKind::Finish: {
             const Place p = place(block, step.dst[0], tile);
             if (plan_->op == ReduceOp::Avg)
@@ -147,13 +157,15 @@ Operation::Place Operation::place(const BoundBlock& block, const Operand& operan
     }
     const bool mine = operand.owner < 0;
     switch (operand.space) {
-        case Space::Scratch: return {comm_.scratch_.data() + offset, nullptr, 0, count};
+        case Space::Scratch:
+            return {comm_.scratch_.data() + offset, nullptr, 0, count};
         case Space::Window: {
             Window& window = mine ? comm_.own() : *comm_.peer(operand.owner).window;
             return {window.area(header_.seq) + offset, nullptr, 0, count};
         }
         case Space::Input:
-        case Space::Output: break;
+        case Space::Output:
+            break;
     }
     const bool input = operand.space == Space::Input;
     if (mine) return {(input ? in_ : out_) + offset, nullptr, 0, count};
@@ -169,7 +181,9 @@ void Operation::post(const BoundStep& step) {
     for (int rank : step.ranks) {
         Peer& peer = comm_.peer(rank);
         ++peer.posts;
-        comm_.own().posted(peer.local_index).store(header_.seq << kSeqShift | peer.posts, std::memory_order_release);
+        comm_.own()
+            .posted(peer.local_index)
+            .store(header_.seq << kSeqShift | peer.posts, std::memory_order_release);
     }
     comm_.ring_local();
 }
@@ -231,15 +245,19 @@ bool Operation::receive_header(Peer& peer, std::uint64_t bytes) {
     std::memcpy(&theirs, head.data(), sizeof theirs);
     peer.coll->consume(sizeof theirs);
     if (theirs.second != kMessageMagic)
-        comm_.raise({Status::System, header_.seq, {peer.rank}, "rank " + std::to_string(peer.rank) +
-                                                                   " sent something that is no message of hcomm"});
+        comm_.raise({Status::System,
+                     header_.seq,
+                     {peer.rank},
+                     "rank " + std::to_string(peer.rank) + " sent something that is no message of hcomm"});
     if (theirs.seq != header_.seq || theirs.signature != header_.signature)
         comm_.mismatch(header_, peer.rank, theirs);
     if (theirs.first != bytes)
-        comm_.raise({Status::Mismatch, header_.seq, {comm_.rank(), peer.rank},
-                     "rank " + std::to_string(peer.rank) + " sends " + std::to_string(theirs.first) + " bytes in " +
-                         describe(theirs) + ", but rank " + std::to_string(comm_.rank()) + " expects " +
-                         std::to_string(bytes) + " from it"});
+        comm_.raise({Status::Mismatch,
+                     header_.seq,
+                     {comm_.rank(), peer.rank},
+                     "rank " + std::to_string(peer.rank) + " sends " + std::to_string(theirs.first) +
+                         " bytes in " + describe(theirs) + ", but rank " + std::to_string(comm_.rank()) +
+                         " expects " + std::to_string(bytes) + " from it"});
     return true;
 }
 
@@ -314,12 +332,15 @@ void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::ui
             if (dst[i] != src[0]) copy_bytes(dst[i], src[0], count * item_);
         return;
     }
-    const unsigned divisor = step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
-    plan_->kernel(dst, static_cast<int>(step.dst.size()), src, static_cast<int>(step.src.size()), count, divisor);
+    const unsigned divisor =
+        step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
+    plan_->kernel(dst, 1, src, static_cast<int>(step.src.size()), count, divisor);
+    for (std::size_t i = 1; i < step.dst.size(); ++i) copy_bytes(dst[i], dst[0], count * item_);
 }
 
 /// A move of which some operand lies in the private memory of another process, piece by piece.
-void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std::uint64_t tile, std::uint64_t count) {
+void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std::uint64_t tile,
+                            std::uint64_t count) {
     std::vector<Place> to, from;
     for (const Operand& o : step.dst) to.push_back(place(block, o, tile));
     for (const Operand& o : step.src) from.push_back(place(block, o, tile));
@@ -327,11 +348,14 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
     std::vector<std::byte> buffer((from.size() + 1) * kRemotePiece);
     const auto check = [&](bool ok, const Peer& peer) {
         if (!ok)
-            comm_.raise({Status::System, header_.seq, {peer.rank},
+            comm_.raise({Status::System,
+                         header_.seq,
+                         {peer.rank},
                          "the memory of rank " + std::to_string(peer.rank) +
                              " cannot be reached (process_vm_readv/writev): " + std::strerror(errno)});
     };
-    const unsigned divisor = step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
+    const unsigned divisor =
+        step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
     for (std::uint64_t first = 0; first < count; first += piece) {
         const std::uint64_t n = std::min(piece, count - first), offset = first * item_, bytes = n * item_;
         std::vector<const void*> src;
@@ -352,7 +376,8 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
             for (void* d : dst)
                 if (d != src[0]) copy_bytes(d, src[0], bytes);
         } else {
-            plan_->kernel(dst.data(), static_cast<int>(dst.size()), src.data(), static_cast<int>(src.size()), n, divisor);
+            plan_->kernel(dst.data(), static_cast<int>(dst.size()), src.data(), static_cast<int>(src.size()),
+                          n, divisor);
         }
         for (const Place& p : to)
             if (!p.here) check(cma_write(p.owner->pid, p.address + offset, dst[0], bytes), *p.owner);

@@ -14,12 +14,14 @@ namespace hcomm {
 class Comm;
 class Peer;
 
-/// One collective in progress: a program, its pointers, and where it stands. It can stop at any step and go on later.
+/// One collective in progress: a program, its pointers, and where it stands. It can stop at any step and go
+/// on later.
 class Operation final : public Task {
-public:
+  public:
     Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in, std::byte* out, std::uint64_t seq);
 
-    /// Goes as far as it can. True when complete. Throws OperationFailed after recording why in the communicator.
+    /// Goes as far as it can. True when complete. Throws OperationFailed after recording why in the
+    /// communicator.
     bool advance();
 
     const OpHeader& header() const noexcept { return header_; }
@@ -30,7 +32,7 @@ public:
 
     Clock::time_point started{};  ///< when a driver first found it blocked
 
-private:
+  private:
     bool begin();
     bool choose_program();
     bool run_block(const BoundBlock& block);

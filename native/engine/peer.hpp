@@ -26,13 +26,13 @@ struct Outgoing {
 
 /// Another rank as one communicator sees it.
 class Peer final : public Bell {
-public:
+  public:
     explicit Peer(int number) : rank(number) {}
 
     const int rank;
     std::unique_ptr<ControlChannel> control;
-    std::unique_ptr<Link> coll;  ///< messages of collectives, in program order
-    std::unique_ptr<Link> p2p;   ///< messages of send and recv
+    std::unique_ptr<Link> coll;    ///< messages of collectives, in program order
+    std::unique_ptr<Link> p2p;     ///< messages of send and recv
     std::optional<Window> window;  ///< if it shares memory with this rank
     std::size_t local_index = 0;   ///< its place in the clique
     pid_t pid = 0;                 ///< for process_vm_readv; 0: not possible
@@ -46,7 +46,7 @@ public:
     // Liveness; written by the engine's thread and by whoever finds a stream ended.
     std::atomic<std::int64_t> lost_at{0};  ///< when its end was noticed (Clock), 0: it is there
     std::atomic<bool> control_open{true};
-    std::atomic<bool> left{false};         ///< it said goodbye first
+    std::atomic<bool> left{false};  ///< it said goodbye first
     std::atomic<std::uint64_t> left_done{0};
     SharedHeader slow;  ///< the operation it said it is blocked in
     std::atomic<std::uint64_t> bytes_sent{0};

@@ -12,11 +12,13 @@ constexpr std::int32_t kMagic = 0x48434D50;
 constexpr std::int32_t kVersion = 1;
 constexpr std::int32_t kMaxSlots = 1 << 16;
 
-[[noreturn]] void malformed(const std::string& what) { throw std::invalid_argument("malformed program: " + what); }
+[[noreturn]] void malformed(const std::string& what) {
+    throw std::invalid_argument("malformed program: " + what);
+}
 
 /// Takes words off the front of an encoded program, refusing to run past its end.
 class Reader {
-public:
+  public:
     explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {
         if (bytes.size() % 4) malformed("not a whole number of words");
     }
@@ -30,8 +32,8 @@ public:
     std::int32_t word(std::int32_t low, std::int32_t high, const char* name) {
         const std::int32_t value = word();
         if (value < low || value > high)
-            malformed(std::string(name) + " is " + std::to_string(value) + ", expected " + std::to_string(low) +
-                      ".." + std::to_string(high));
+            malformed(std::string(name) + " is " + std::to_string(value) + ", expected " +
+                      std::to_string(low) + ".." + std::to_string(high));
         return value;
     }
     /// A count of things of which each takes at least `words` words of what is left.
@@ -43,7 +45,7 @@ public:
     }
     bool empty() const noexcept { return bytes_.empty(); }
 
-private:
+  private:
     std::span<const std::byte> bytes_;
 };
 
@@ -67,8 +69,10 @@ Region read_region(Reader& in, const Context& context) {
         malformed("memory of rank " + std::to_string(region.owner) + ", which is not on this host");
     if (region.owner >= 0 && region.space == Space::Scratch) malformed("scratch of another rank");
     const bool slotted = region.space == Space::Scratch || region.space == Space::Window;
-    if (slotted != (region.slot >= 0)) malformed("scratch and windows have slots, input and output have none");
-    if (region.part == Part::Even && (region.parts < 1 || region.end > region.parts || region.begin > region.end))
+    if (slotted != (region.slot >= 0))
+        malformed("scratch and windows have slots, input and output have none");
+    if (region.part == Part::Even &&
+        (region.parts < 1 || region.end > region.parts || region.begin > region.end))
         malformed("a chunk outside its even parts");
     if (region.begin > region.end) malformed("a region that ends before it begins");
     return region;
@@ -127,14 +131,15 @@ Step read_step(Reader& in, const Context& context, std::int32_t stages) {
 
 /// Turns regions into offsets and lengths.
 class Binder {
-public:
+  public:
     Binder(const Sizes& sizes, std::uint64_t item) : sizes_(sizes), item_(item) {}
 
     Operand bind(const Region& region) const {
         const auto [first, last] = extent(region);
         const std::uint64_t limit = region.space == Space::Input ? sizes_.n_in : sizes_.n_out;
         const bool own_data = region.slot < 0 && region.owner < 0;
-        if (own_data && last > limit) throw std::invalid_argument("a region of the program lies outside its buffer");
+        if (own_data && last > limit)
+            throw std::invalid_argument("a region of the program lies outside its buffer");
         return {region.space, region.owner, region.slot, region.slot >= 0 ? 0 : first * item_, last - first};
     }
 
@@ -147,16 +152,19 @@ public:
         };
         switch (region.part) {
             case Part::AllInput:
-                return sizes_.bounds_out.empty() ? sizes_.n_in : std::max(sizes_.n_in, widest(sizes_.bounds_out));
+                return sizes_.bounds_out.empty() ? sizes_.n_in
+                                                 : std::max(sizes_.n_in, widest(sizes_.bounds_out));
             case Part::AllOutput:
-                return sizes_.bounds_in.empty() ? sizes_.n_out : std::max(sizes_.n_out, widest(sizes_.bounds_in));
+                return sizes_.bounds_in.empty() ? sizes_.n_out
+                                                : std::max(sizes_.n_out, widest(sizes_.bounds_in));
             case Part::TableIn:
             case Part::TableOut: {
                 const auto [first, last] = extent(region);
                 const auto& bounds = region.part == Part::TableIn ? sizes_.bounds_in : sizes_.bounds_out;
                 return region.end - region.begin == 1 ? widest(bounds) : last - first;
             }
-            case Part::Even: break;
+            case Part::Even:
+                break;
         }
         const std::uint64_t width = static_cast<std::uint64_t>(region.end - region.begin);
         const std::uint64_t parts = static_cast<std::uint64_t>(region.parts);
@@ -167,20 +175,26 @@ public:
         return most;
     }
 
-private:
+  private:
     struct Extent {
         std::uint64_t first, last;
     };
     Extent extent(const Region& region) const {
-        const auto begin = static_cast<std::uint64_t>(region.begin), end = static_cast<std::uint64_t>(region.end);
+        const auto begin = static_cast<std::uint64_t>(region.begin),
+                   end = static_cast<std::uint64_t>(region.end);
         const auto parts = static_cast<std::uint64_t>(region.parts);
         switch (region.part) {
-            case Part::AllInput: return {0, sizes_.n_in};
-            case Part::AllOutput: return {0, sizes_.n_out};
+            case Part::AllInput:
+                return {0, sizes_.n_in};
+            case Part::AllOutput:
+                return {0, sizes_.n_out};
             case Part::Even:
-                return {even_offset(sizes_.count, begin, parts, item_), even_offset(sizes_.count, end, parts, item_)};
-            case Part::TableIn: return table(sizes_.bounds_in, begin, end);
-            case Part::TableOut: return table(sizes_.bounds_out, begin, end);
+                return {even_offset(sizes_.count, begin, parts, item_),
+                        even_offset(sizes_.count, end, parts, item_)};
+            case Part::TableIn:
+                return table(sizes_.bounds_in, begin, end);
+            case Part::TableOut:
+                return table(sizes_.bounds_out, begin, end);
         }
         return {0, 0};
     }
@@ -200,7 +214,8 @@ BoundStep bind_step(const Step& step, const Binder& binder) {
     const auto& all = bound.dst.empty() ? bound.src : bound.dst;
     for (const auto* side : {&bound.dst, &bound.src})
         for (const Operand& o : *side)
-            if (o.count != all[0].count) throw std::invalid_argument("a move between regions of different lengths");
+            if (o.count != all[0].count)
+                throw std::invalid_argument("a move between regions of different lengths");
     return bound;
 }
 
@@ -227,9 +242,9 @@ void size_block(const Block& block, const Program& program, const Binder& binder
     if (block.tile_bytes == 0) {
         bound.slot_bytes = round_up(longest * item);
         if (windowed && bound.slot_bytes * slots > window_bytes)
-            throw std::invalid_argument("the window is too small for this algorithm: " +
-                                        std::to_string(bound.slot_bytes * slots) + " bytes needed, " +
-                                        std::to_string(window_bytes) + " there (HCOMM_BUFFER_SIZE)");
+            throw std::invalid_argument(
+                "the window is too small for this algorithm: " + std::to_string(bound.slot_bytes * slots) +
+                " bytes needed, " + std::to_string(window_bytes) + " there (HCOMM_BUFFER_SIZE)");
         return;
     }
     std::uint64_t bytes = tile_bytes ? tile_bytes : static_cast<std::uint64_t>(block.tile_bytes);
@@ -270,15 +285,17 @@ Program Program::decode(std::span<const std::byte> bytes, int rank, int size, st
         block.stages = in.word(1, 64, "stages");
         const auto nsteps = in.count(7, "steps");
         for (int s = 0; s < nsteps; ++s) block.steps.push_back(read_step(in, context, block.stages));
-        if (highest_slot(block, Space::Window) >= program.window_slots) malformed("more window slots than declared");
+        if (highest_slot(block, Space::Window) >= program.window_slots)
+            malformed("more window slots than declared");
         program.blocks.push_back(std::move(block));
     }
     if (!in.empty()) malformed("surplus words");
     return program;
 }
 
-BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DType dtype, std::span<const int> local,
-                                std::uint64_t window_bytes, std::uint64_t tile_bytes) {
+BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DType dtype,
+                                std::span<const int> local, std::uint64_t window_bytes,
+                                std::uint64_t tile_bytes) {
     const std::uint64_t item = size_of(dtype);
     const Binder binder(sizes, item);
     BoundProgram bound;

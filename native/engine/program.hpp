@@ -66,8 +66,8 @@ struct Program {
 
 /// The sizes of one kind of call.
 struct Sizes {
-    std::uint64_t count = 0, n_in = 0, n_out = 0;          ///< elements
-    std::vector<std::uint64_t> bounds_in, bounds_out;      ///< prefix sums, size+1 entries, or empty
+    std::uint64_t count = 0, n_in = 0, n_out = 0;      ///< elements
+    std::vector<std::uint64_t> bounds_in, bounds_out;  ///< prefix sums, size+1 entries, or empty
 };
 
 /// A region whose offset and length are known. `offset` is in bytes from the start of the space or slot.
@@ -97,7 +97,9 @@ struct BoundBlock {
     std::uint64_t scratch_slots;  ///< physical slots of scratch it uses
     std::vector<BoundStep> steps;
 
-    std::uint64_t iterations() const noexcept { return tile ? tiles + static_cast<std::uint64_t>(stages) - 1 : 1; }
+    std::uint64_t iterations() const noexcept {
+        return tile ? tiles + static_cast<std::uint64_t>(stages) - 1 : 1;
+    }
 };
 
 /// A program bound to sizes: everything about an operation but its pointers.
@@ -109,8 +111,9 @@ struct BoundProgram {
     bool fused = false;  ///< its first sync step is a post to the whole clique
 
     /// Throws std::invalid_argument if the parts do not fit the sizes, or the window is too small.
-    static BoundProgram bind(const Program& program, const Sizes& sizes, DType dtype, std::span<const int> local,
-                             std::uint64_t window_bytes, std::uint64_t tile_bytes);
+    static BoundProgram bind(const Program& program, const Sizes& sizes, DType dtype,
+                             std::span<const int> local, std::uint64_t window_bytes,
+                             std::uint64_t tile_bytes);
 };
 
 /// A plan: the bound program, one to fall back on, and the header that every call of it carries.

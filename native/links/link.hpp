@@ -9,10 +9,10 @@ namespace hcomm {
 
 /// A reliable stream of bytes in both directions between two ranks. Nothing here ever blocks.
 ///
-/// A message on it is a 64-byte header followed by a body; `pad` and `skip_pad` mark its end on both sides, so that
-/// a link may keep every header and body aligned to cache lines.
+/// A message on it is a 64-byte header followed by a body; `pad` and `skip_pad` mark its end on both sides,
+/// so that a link may keep every header and body aligned to cache lines.
 class Link {
-public:
+  public:
     virtual ~Link() = default;
 
     /// Takes up to `bytes` and says how many; 0: no room now; -1: the other side is gone.
@@ -20,7 +20,8 @@ public:
     /// The message written so far is complete.
     virtual void pad() noexcept {}
 
-    /// What can be read without copying, at most `most` bytes; stays valid until `consume`. Empty: nothing now.
+    /// What can be read without copying, at most `most` bytes; stays valid until `consume`. Empty: nothing
+    /// now.
     virtual std::span<const std::byte> peek(std::size_t most) noexcept = 0;
     virtual void consume(std::size_t bytes) noexcept = 0;
     /// Copies up to `bytes` to `into` and says how many.

@@ -14,14 +14,16 @@ namespace {
 using Make = std::function<std::vector<std::byte>(int rank, int size)>;
 
 /// Every rank contributes (i % 13) + rank; the sum over p ranks is p * (i % 13) + p (p - 1) / 2.
-void check_all_reduce(std::vector<Rank>& world, const Make& make, std::uint64_t count, int rounds, bool async = false) {
+void check_all_reduce(std::vector<Rank>& world, const Make& make, std::uint64_t count, int rounds,
+                      bool async = false) {
     const int p = static_cast<int>(world.size());
     std::atomic<int> wrong{0};
     on_every_rank(world, [&](Comm& comm, int rank) {
         auto plan = comm.plan(make(rank, p), {}, all_reduce_header(count), all_reduce_sizes(count), 0);
         std::vector<float> data(count);
         for (int round = 0; round < rounds; ++round) {
-            for (std::uint64_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 13 + static_cast<std::uint64_t>(rank + round));
+            for (std::uint64_t i = 0; i < count; ++i)
+                data[i] = static_cast<float>(i % 13 + static_cast<std::uint64_t>(rank + round));
             Status status;
             if (async) {
                 auto task = comm.start(plan, data.data(), data.data(), 60, "");
@@ -31,7 +33,9 @@ void check_all_reduce(std::vector<Rank>& world, const Make& make, std::uint64_t 
             }
             if (status != Status::Ok) ++wrong;
             for (std::uint64_t i = 0; i < count; ++i)
-                if (data[i] != static_cast<float>(static_cast<std::uint64_t>(p) * (i % 13 + static_cast<std::uint64_t>(round)) + static_cast<std::uint64_t>(p * (p - 1) / 2))) {
+                if (data[i] != static_cast<float>(static_cast<std::uint64_t>(p) *
+                                                      (i % 13 + static_cast<std::uint64_t>(round)) +
+                                                  static_cast<std::uint64_t>(p * (p - 1) / 2))) {
                     ++wrong;
                     break;
                 }
@@ -116,7 +120,8 @@ TEST(asynchronous_operations_in_order) {
             // The engine finishes them without anybody waiting.
             while (tasks.back()->pending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             for (std::size_t k = 0; k < data.size(); ++k)
-                if (tasks[k]->status != Status::Ok || data[k][count - 1] != 3 + 3 * static_cast<float>(k)) ++wrong;
+                if (tasks[k]->status != Status::Ok || data[k][count - 1] != 3 + 3 * static_cast<float>(k))
+                    ++wrong;
         });
         CHECK_EQ(wrong.load(), 0);
         close_world(world);
@@ -129,10 +134,12 @@ TEST(a_fallback_is_chosen_by_all_when_one_offers_no_access) {
         std::atomic<int> wrong{0};
         on_every_rank(world, [&](Comm& comm, int rank) {
             constexpr std::uint64_t count = 1000;
-            auto plan = comm.plan(direct(rank, 3), staged(rank, 3, 4096), all_reduce_header(count), all_reduce_sizes(count), 0);
+            auto plan = comm.plan(direct(rank, 3), staged(rank, 3, 4096), all_reduce_header(count),
+                                  all_reduce_sizes(count), 0);
             for (int round = 0; round < 20; ++round) {
                 std::vector<float> data(count, 1.0F);
-                if (comm.run(plan, data.data(), data.data(), 60, {}) != Status::Ok || data[17] != 3.0F) ++wrong;
+                if (comm.run(plan, data.data(), data.data(), 60, {}) != Status::Ok || data[17] != 3.0F)
+                    ++wrong;
             }
         });
         CHECK_EQ(wrong.load(), 0);
@@ -145,7 +152,8 @@ TEST(average_is_finished_once) {
         auto world = make_world(one_host(3));
         std::atomic<int> wrong{0};
         on_every_rank(world, [&](Comm& comm, int rank) {
-            auto plan = comm.plan(make(rank, 3), {}, all_reduce_header(1000, ReduceOp::Avg), all_reduce_sizes(1000), 0);
+            auto plan = comm.plan(make(rank, 3), {}, all_reduce_header(1000, ReduceOp::Avg),
+                                  all_reduce_sizes(1000), 0);
             std::vector<float> data(1000, static_cast<float>(rank + 1));
             if (comm.run(plan, data.data(), data.data(), 60, {}) != Status::Ok) ++wrong;
             for (float x : data) wrong += x != 2.0F;
@@ -174,7 +182,8 @@ TEST(malformed_programs_are_refused) {
     for (int i = 0; i < 20000; ++i) {
         auto bad = good;
         const std::size_t word = random() % (bad.size() / 4) * 4;
-        const std::int32_t value = i % 2 ? static_cast<std::int32_t>(random()) : static_cast<std::int32_t>(random() % 9) - 2;
+        const std::int32_t value =
+            i % 2 ? static_cast<std::int32_t>(random()) : static_cast<std::int32_t>(random() % 9) - 2;
         std::memcpy(bad.data() + word, &value, 4);
         attempt(bad);
     }

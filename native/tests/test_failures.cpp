@@ -10,7 +10,8 @@ namespace {
 
 const std::vector<std::vector<int>> kHosts = {{0, 0, 0}, {0, 1, 2}, {0, 0, 1}};
 
-Status reduce(Comm& comm, int rank, int size, std::uint64_t count, double timeout, ReduceOp op = ReduceOp::Sum) {
+Status reduce(Comm& comm, int rank, int size, std::uint64_t count, double timeout,
+              ReduceOp op = ReduceOp::Sum) {
     std::vector<float> data(count, 1.0F);
     auto plan = comm.plan(ring(rank, size), {}, all_reduce_header(count, op), all_reduce_sizes(count), 0);
     return comm.run(plan, data.data(), data.data(), timeout, {});
@@ -28,7 +29,8 @@ TEST(a_mismatch_reaches_every_rank) {
         std::vector<Status> status(3);
         on_every_rank(world, [&](Comm& comm, int rank) {
             CHECK(reduce(comm, rank, 3, 100, 30) == Status::Ok);
-            status[static_cast<std::size_t>(rank)] = reduce(comm, rank, 3, 100, 30, rank == 1 ? ReduceOp::Max : ReduceOp::Sum);
+            status[static_cast<std::size_t>(rank)] =
+                reduce(comm, rank, 3, 100, 30, rank == 1 ? ReduceOp::Max : ReduceOp::Sum);
         });
         for (int r = 0; r < 3; ++r) {
             CHECK(status[static_cast<std::size_t>(r)] == Status::Mismatch);
@@ -103,7 +105,8 @@ TEST(reports_say_what_everybody_does) {
     for (std::size_t r : {1u, 2u}) {
         CHECK(reports[r].heard && reports[r].alive && !reports[r].left);
         CHECK_EQ(reports[r].done, 1u);
-        CHECK(reports[r].what.find("completed #1 all_reduce(float32, 10 elements, sum)") != std::string::npos);
+        CHECK(reports[r].what.find("completed #1 all_reduce(float32, 10 elements, sum)") !=
+              std::string::npos);
     }
     close_world(world);
 }

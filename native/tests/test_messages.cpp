@@ -12,7 +12,8 @@ constexpr std::uint8_t kByte = static_cast<std::uint8_t>(DType::U8);
 
 std::vector<std::uint8_t> pattern(std::size_t bytes, int seed) {
     std::vector<std::uint8_t> data(bytes);
-    for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(seed));
+    for (std::size_t i = 0; i < bytes; ++i)
+        data[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(seed));
     return data;
 }
 
@@ -20,7 +21,8 @@ struct Setup {
     std::vector<int> hosts;
     bool cma;
 };
-const std::vector<Setup> kSetups = {{{0, 0, 0}, false}, {{0, 0, 0}, true}, {{0, 1, 2}, false}, {{0, 0, 1}, false}};
+const std::vector<Setup> kSetups = {
+    {{0, 0, 0}, false}, {{0, 0, 0}, true}, {{0, 1, 2}, false}, {{0, 0, 1}, false}};
 
 }  // namespace
 
@@ -121,7 +123,8 @@ TEST(progress_without_waiting) {
             std::shared_ptr<Message> m;
             if (rank == 0) m = comm.send(1, 0, data.data(), data.size(), kByte, 30, "");
             if (rank == 1) m = comm.receive(0, 0, data.data(), data.size(), kByte, 30, "");
-            for (int i = 0; m && m->pending() && i < 2000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            for (int i = 0; m && m->pending() && i < 2000; ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
             if (m && m->pending()) ++wrong;
             if (rank == 1 && data[499999] != 0) ++wrong;
         });

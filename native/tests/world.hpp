@@ -1,4 +1,5 @@
-/// Ranks as threads of one process: they share one mapping of each window, so that ThreadSanitizer sees every access.
+/// Ranks as threads of one process: they share one mapping of each window, so that ThreadSanitizer sees every
+/// access.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,8 +20,10 @@ struct Rank {
     std::shared_ptr<Comm> comm;
 };
 
-/// Communicators of `size` ranks. Ranks of the same entry of `hosts` share memory, others are joined by sockets.
-inline std::vector<Rank> make_world(const std::vector<int>& hosts, bool cma = false, std::size_t buffer = 1 << 20) {
+/// Communicators of `size` ranks. Ranks of the same entry of `hosts` share memory, others are joined by
+/// sockets.
+inline std::vector<Rank> make_world(const std::vector<int>& hosts, bool cma = false,
+                                    std::size_t buffer = 1 << 20) {
     const int size = static_cast<int>(hosts.size());
     std::vector<CommConfig> configs(hosts.size());
     const auto at = [](int i) { return static_cast<std::size_t>(i); };
@@ -40,7 +43,7 @@ inline std::vector<Rank> make_world(const std::vector<int>& hosts, bool cma = fa
         c.pids.assign(hosts.size(), 0);
         windows.push_back(std::make_shared<Mapping>(WindowLayout(c.local.size(), buffer).total));
     }
-    const auto join = [&](std::vector<int> CommConfig::*channel, int a, int b) {
+    const auto join = [&](std::vector<int> CommConfig::* channel, int a, int b) {
         int pair[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("socketpair");
         (configs[at(a)].*channel)[at(b)] = pair[0];
@@ -83,15 +86,15 @@ inline void close_world(std::vector<Rank>& ranks) {
 
 /// Writes programs the way hcomm.planning does.
 class Encoder {
-public:
+  public:
     using Words = std::array<std::int32_t, 7>;
     explicit Encoder(int window_slots = 0, bool access = false) : slots_(window_slots), access_(access) {}
 
     void block(int tile_bytes = 0, int buffers = 1, int stages = 1) {
         blocks_.push_back({{tile_bytes, buffers, stages}, 0, {}});
     }
-    void step(StepKind kind, int peer, std::vector<Words> dst, std::vector<Words> src, std::vector<int> ranks = {},
-              int stage = 0, bool final = false) {
+    void step(StepKind kind, int peer, std::vector<Words> dst, std::vector<Words> src,
+              std::vector<int> ranks = {}, int stage = 0, bool final = false) {
         if (blocks_.empty()) block();
         auto& b = blocks_.back();
         ++b.steps;
@@ -103,7 +106,8 @@ public:
         b.words.insert(b.words.end(), ranks.begin(), ranks.end());
     }
     std::vector<std::byte> bytes() const {
-        std::vector<std::int32_t> words{0x48434D50, 1, static_cast<int>(blocks_.size()), slots_, access_ ? 1 : 0};
+        std::vector<std::int32_t> words{0x48434D50, 1, static_cast<int>(blocks_.size()), slots_,
+                                        access_ ? 1 : 0};
         for (const auto& b : blocks_) {
             words.insert(words.end(), b.head.begin(), b.head.end());
             words.push_back(b.steps);
@@ -113,7 +117,7 @@ public:
         return {p, p + words.size() * 4};
     }
 
-private:
+  private:
     struct Body {
         std::array<std::int32_t, 3> head;
         int steps;
@@ -192,7 +196,8 @@ inline std::vector<std::byte> direct(int rank, int size) {
     return e.bytes();
 }
 
-inline OpHeader all_reduce_header(std::uint64_t count, ReduceOp op = ReduceOp::Sum, DType dtype = DType::F32) {
+inline OpHeader all_reduce_header(std::uint64_t count, ReduceOp op = ReduceOp::Sum,
+                                  DType dtype = DType::F32) {
     OpHeader h;
     h.operation = 0;
     h.dtype = static_cast<std::uint8_t>(dtype);

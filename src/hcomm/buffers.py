@@ -129,7 +129,12 @@ class _Torch:
 
     def _refuse(self, tensor: Any, dtype: str | None) -> None:
         """Raise for what has no plain CPU memory of a known element type."""
-        if dtype is not None and tensor.is_cpu and type(tensor) in self.plain and tensor.layout is self.strided:
+        if (
+            dtype is not None
+            and tensor.is_cpu
+            and type(tensor) in self.plain
+            and tensor.layout is self.strided
+        ):
             return
         if tensor.layout is not self.strided:
             raise UnsupportedBuffer(

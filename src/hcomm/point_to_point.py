@@ -46,7 +46,7 @@ class PointToPoint(Core):
         seconds = self._seconds(timeout)
         buffer = buffers.pack(tensor, writable=False)
         what = describe("send", buffer.dtype, buffer.shape, f"to rank {peer}, tag {tag}")
-        call = Call(what, caller(), seconds, (peer,))
+        call = Call(what, caller(), seconds, (peer,), f"send to rank {peer}, tag {tag},")
         code = DTYPES[buffer.dtype][0]
         op = self._native.send(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
         return self._track(op, call, buffer, _nothing)
@@ -82,10 +82,10 @@ class PointToPoint(Core):
         _check_tag(tag)
         seconds = self._seconds(timeout)
         buffer = buffers.pack(tensor, writable=True)
-        sender = "anyone" if peer == _ANYONE else f"rank {peer}"
+        sender = "any rank" if peer == _ANYONE else f"rank {peer}"
         what = describe("recv", buffer.dtype, buffer.shape, f"from {sender}, tag {tag}")
         peers = tuple(range(self._size)) if peer == _ANYONE else (peer,)
-        call = Call(what, caller(), seconds, peers)
+        call = Call(what, caller(), seconds, peers, f"recv from {sender}, tag {tag},")
         code = DTYPES[buffer.dtype][0]
         op = self._native.recv(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
 

@@ -139,6 +139,7 @@ def make_group(world: Any, group: dict[str, Any], say: Any) -> None:
     ranks = group["ranks"].get(str(world.rank))
     if ranks is None:
         return
+    time.sleep(group.get("delay", {}).get(str(world.rank), 0))
     options = {key: value for key, value in group.items() if key in ("timeout", "agree")}
     transport = group.get("transport")
     if isinstance(transport, dict):

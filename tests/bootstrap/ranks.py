@@ -31,7 +31,7 @@ class Rank:
             text=True,
         )
 
-    def lines(self, timeout: float = 30) -> list[dict[str, Any]]:
+    def lines(self, timeout: float = 60) -> list[dict[str, Any]]:
         """All that it said, when it has ended."""
         out, err = self.process.communicate(timeout=timeout)
         assert self.process.returncode == 0, err
@@ -47,7 +47,7 @@ class Rank:
                 stream.close()
 
 
-def run(cases: list[dict[str, Any]], timeout: float = 30) -> list[list[dict[str, Any]]]:
+def run(cases: list[dict[str, Any]], timeout: float = 60) -> list[list[dict[str, Any]]]:
     """Run ranks together; what each said."""
     ranks = [Rank(case) for case in cases]
     end = time.monotonic() + timeout

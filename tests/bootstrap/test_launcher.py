@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from hcomm.bootstrap.launcher import detect, first_host, process_manager
+from hcomm.bootstrap.ancestry import process_manager
+from hcomm.bootstrap.hostlist import first_host
+from hcomm.bootstrap.launcher import detect
 from hcomm.errors import LaunchError
 
 PLAIN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -207,7 +209,7 @@ def test_a_slurm_list_that_does_not_parse(nodes: str) -> None:
 
 def test_the_process_manager_is_found_behind_a_shell() -> None:
     """Two levels below the same parent name the same ancestor, or each its own parent where there is no manager."""
-    script = "from hcomm.bootstrap.launcher import process_manager as p; print(p())"
+    script = "from hcomm.bootstrap.ancestry import process_manager as p; print(p())"
     stub = (
         "import sys,types,importlib.util as u;s=u.find_spec('hcomm');"
         "m=types.ModuleType('hcomm');m.__path__=list(s.submodule_search_locations);sys.modules['hcomm']=m;"

@@ -57,6 +57,8 @@ def test_what_fits(case: str) -> None:
 
 TWO_HOSTS = [record(r, 2, boot_id=f"b{r}", hostname=f"h{r}") for r in range(2)]
 
+GOOD["a hidden namespace"] = [record(0), record(1, netns=0)]
+
 BAD: dict[str, tuple[list[Record], list[str]]] = {
     "claimed twice": (
         [record(0), record(1), record(1, pid=7, hostname="x"), record(3)],

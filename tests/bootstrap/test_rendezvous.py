@@ -72,7 +72,7 @@ def test_twenty_jobs_at_once() -> None:
     ]
     uids = []
     for job in jobs:
-        lines = [rank.lines(60) for rank in job]
+        lines = [rank.lines(100) for rank in job]
         assert all(last(said).get("end") for said in lines), lines
         first, second = (found(said, "wiring")[0]["uid"] for said in lines)
         assert first == second

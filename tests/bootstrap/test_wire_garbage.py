@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hcomm.bootstrap import auth
 from hcomm.bootstrap.auth import Credentials
@@ -19,7 +21,7 @@ from hcomm.bootstrap.listener import Listener
 from hcomm.bootstrap.serving import CROWD
 from hcomm.bootstrap.store import Patience, TcpStore, connect
 from hcomm.bootstrap.store_server import StoreServer, listening_socket
-from hcomm.bootstrap.talk import pack_message, run, send_message
+from hcomm.bootstrap.talk import Conversation, PeerClosed, pack_message, read_message, run, send_message
 from hcomm.errors import AuthenticationError, RendezvousError
 
 GOOD = Credentials(b"k" * 32, b"j" * 16, 1)
@@ -172,7 +174,7 @@ def test_five_hundred_silent_connections(listener: Listener) -> None:
             stack.enter_context(socket.create_connection((listener.address, listener.port), 5))
         start = time.monotonic()
         assert meets(listener, 1)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
         assert len(listener._serving._guests) <= CROWD + 64  # as many as one turn accepts
 
 
@@ -212,8 +214,6 @@ def test_a_proof_cannot_be_reflected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         talk = auth.server(auth.STORE, GOOD)
-        from hcomm.bootstrap.talk import Conversation
-
         conversation = Conversation(theirs, talk)
         ours.sendall(hello())
         conversation.advance()
@@ -223,6 +223,32 @@ def test_a_proof_cannot_be_reflected() -> None:
         assert conversation.advance()
         assert isinstance(conversation.error, AuthenticationError)
         assert ours.recv(10) == bytes([auth.BAD_PROOF])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_end_a_handshake_properly(data: bytes, magic: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall((auth.MAGIC if magic else b"") + data)
+        ours.shutdown(socket.SHUT_WR)
+        conversation = Conversation(theirs, auth.server(auth.PEER, GOOD))
+        assert conversation.advance()
+        assert isinstance(conversation.error, (auth.NotHcomm, AuthenticationError, PeerClosed))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
+def test_any_bytes_end_a_message_properly(data: bytes, length: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(struct.pack("<I", length) + data)
+        ours.shutdown(socket.SHUT_WR)
+        conversation = Conversation(theirs, read_message())
+        assert conversation.advance()
+        assert isinstance(conversation.error, (ValueError, PeerClosed)) or isinstance(
+            conversation.outcome, dict
+        )
 
 
 def test_the_store(server: StoreServer) -> None:

@@ -134,7 +134,12 @@ def test_a_member_that_does_not_come() -> None:
         (text,) = found(lines[rank], "group_error")
         assert "ranks [1] did not come" in text or "rank 0" in text, text
     everybody = {str(r): [0, 1, 2] for r in range(3)}
-    again = groups(3, {"ranks": {"0": [0, 1, 2]}, "timeout": 0.5}, {"ranks": everybody, "timeout": 10})
+    again = groups(
+        3,
+        {"ranks": {"0": [0, 1, 2]}, "timeout": 0.2},
+        {"ranks": everybody, "timeout": 10, "delay": {"1": 1.0, "2": 1.0}},
+    )
+    assert found(again[0], "group_error")
     for said in again:
         assert found(said, "group")[-1]["ranks"] == [0, 1, 2]
 

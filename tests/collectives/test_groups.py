@@ -106,6 +106,22 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones(job: Any) -> None:
         assert "ring" in failure.text
 
 
+def too_large_for_a_window() -> Any:
+    import hcomm
+
+    group = hcomm.new_group([0, 1], algorithm="oneshot", buffer_size="64KB")
+    failure = attempt(hcomm.all_reduce, np.ones(1_000_000), group=group)
+    return failure, float(hcomm.all_reduce(np.ones(1), group=group)[0])
+
+
+def test_a_forced_algorithm_that_cannot_run_says_why(job: Any) -> None:
+    for failure, total in job(2, too_large_for_a_window, transport="shm"):
+        assert failure.kind == "UnknownAlgorithm"
+        assert "oneshot" in failure.text
+        assert "window" in failure.text
+        assert total == 2.0
+
+
 def two_algorithms_in_the_environment() -> list[float]:
     import hcomm
 

@@ -66,20 +66,19 @@ def test_a_mismatch_of_shapes_shows_both_shapes_and_joins_equal_ranks(fake: Modu
 
 def test_a_timeout_names_who_did_not_come_and_what_they_do(fake: ModuleType) -> None:
     told = [
+        fake.Report(0, posted=5, done=4, what="barrier()"),
         fake.Report(1, posted=5, done=4, what="barrier()"),
         fake.Report(2, heard=False, posted=4, done=4),
-        fake.Report(3, posted=4, done=4, what="barrier()", where="x.py:9"),
+        fake.Report(3, posted=4, done=4, what="in no call; it has completed #4 barrier()"),
     ]
     comm, _ = _failing(fake, fake.TIMEOUT, fake.Failure(fake.TIMEOUT, [], 5), told)
     with pytest.raises(CollectiveTimeout) as error:
         comm.barrier(timeout=5)
     text = str(error.value)
     assert "barrier() at " in text
-    assert "not complete after 5 s; did not arrive: ranks 2, 3." in text
+    assert "not complete in time (timeout here: 5 s); did not arrive: ranks 2, 3." in text
     assert "rank 2 (pid 102) is alive but does not answer (stopped?); it had completed 4 operations" in text
-    assert (
-        "rank 3 (pid 103) has completed 4 operations; last barrier() at x.py:9; not in any hcomm call" in text
-    )
+    assert "rank 3 (pid 103) is in no call; it has completed #4 barrier()" in text
     assert error.value.ranks == (2, 3)
     assert isinstance(error.value, TimeoutError)
 
@@ -94,8 +93,24 @@ def test_a_timeout_in_another_operation_and_after_leaving(fake: ModuleType) -> N
     with pytest.raises(CollectiveTimeout) as error:
         comm.barrier()
     assert "rank 1 (pid 101) finalised after 3 operations" in str(error.value)
-    assert "rank 2 (pid 102) is in operation #2: all_gather(int8, 4 elements) at y.py:3" in str(error.value)
+    assert "rank 2 (pid 102) was in all_gather(int8, 4 elements) at y.py:3" in str(error.value)
     assert "rank 3 (pid 103) is gone; it had completed 1 operation" in str(error.value)
+
+
+def test_the_timeout_of_another_operation_is_not_taken_for_its_own(fake: ModuleType) -> None:
+    failure = fake.Failure(fake.TIMEOUT, [1], 4, "recv from rank 1, tag 0, did not finish in time")
+    comm, _ = _failing(fake, fake.TIMEOUT, failure, [fake.Report(0, posted=4)], size=2)
+    with pytest.raises(
+        CollectiveTimeout, match=r"barrier.*given up, because another operation .*: recv from rank 1"
+    ):
+        comm.barrier()
+    comm, native = _failing(fake, fake.TIMEOUT, failure, [fake.Report(0, posted=4), fake.Report(1)], size=2)
+    work = comm.recv_async(torch.zeros(1), 1)
+    native.ops[-1].finish(fake.TIMEOUT)
+    with pytest.raises(
+        CollectiveTimeout, match=r"not complete in time .*; waiting for rank 1\. rank 1 \(pid 101\)"
+    ):
+        work.wait()
 
 
 def test_what_the_core_says_about_a_rank_is_passed_on(fake: ModuleType) -> None:

@@ -64,8 +64,11 @@ def scramble(rank: int, count: int) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(32))
 
 
-def operand(rank: int, dtype: str, op: str | None, count: int) -> Array:
-    """What one rank contributes. Floats are such that a sum of five is exact before its last rounding."""
+def operand(rank: int, dtype: str, op: str | None, count: int, *, small: bool = False) -> Array:
+    """What one rank contributes. Floats are such that a sum of five is exact before its last rounding.
+
+    `small`: exact also when 16-bit floats are rounded at every hop.
+    """
     x = scramble(rank, count)
     what = kind(dtype)
     if what == "bool":
@@ -80,6 +83,8 @@ def operand(rank: int, dtype: str, op: str | None, count: int) -> Array:
         factors = [1, 1j, -1, 1 + 1j] if what == "complex" else [1, -1, 2, 0.5]
         return np.array(factors)[pick].astype(storage(dtype))
     span = {"bfloat16": 256, "float16": 2048}.get(dtype, 1 << 20)
+    if small:
+        span //= 8
     real = (x % np.uint64(span + 1)).astype(np.float64) - span // 2
     if what == "complex":
         return (real + 1j * (np.roll(real, 1) + 3)).astype(dtype)

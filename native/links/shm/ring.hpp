@@ -17,8 +17,8 @@ struct RingControl {
 };
 static_assert(sizeof(RingControl) == 128);
 
-/// A ring in shared memory. The capacity is a multiple of 64 and messages start on cache lines, so that no element
-/// is ever split by the end of the memory.
+/// A ring in shared memory. The capacity is a multiple of 64 and messages start on cache lines, so that no
+/// element is ever split by the end of the memory.
 struct Ring {
     RingControl* control;
     std::byte* data;
@@ -27,7 +27,7 @@ struct Ring {
 
 /// The writing end.
 class RingWriter {
-public:
+  public:
     explicit RingWriter(Ring ring) noexcept : ring_(ring) {}
 
     std::size_t write(const std::byte* from, std::size_t bytes) noexcept {
@@ -55,7 +55,7 @@ public:
 
     void want_room() noexcept { ring_.control->want_room.store(1, std::memory_order_seq_cst); }
 
-private:
+  private:
     static constexpr std::size_t kPiece = 32 << 10;
 
     std::size_t free_bytes() noexcept {
@@ -70,13 +70,14 @@ private:
 
 /// The reading end.
 class RingReader {
-public:
+  public:
     explicit RingReader(Ring ring) noexcept : ring_(ring) {}
 
     std::span<const std::byte> peek(std::size_t most) noexcept {
         const std::uint64_t head = ring_.control->head.load(std::memory_order_acquire);
         const std::size_t at = tail_ % ring_.capacity;
-        return {ring_.data + at, std::min({most, static_cast<std::size_t>(head - tail_), ring_.capacity - at})};
+        return {ring_.data + at,
+                std::min({most, static_cast<std::size_t>(head - tail_), ring_.capacity - at})};
     }
 
     /// True if the writer waits for room and must be woken.
@@ -90,13 +91,13 @@ public:
         return publish();
     }
 
-private:
+  private:
     bool publish() noexcept {
         const std::uint64_t whole = tail_ / 64 * 64;
         if (whole == published_) return false;
         published_ = whole;
-        // Release: the writer may overwrite what was read. seq_cst, so that either this thread sees want_room or
-        // the writer, which sets it before looking at the tail again, sees this tail.
+        // Release: the writer may overwrite what was read. seq_cst, so that either this thread sees want_room
+        // or the writer, which sets it before looking at the tail again, sees this tail.
         ring_.control->tail.store(whole, std::memory_order_seq_cst);
         return ring_.control->want_room.load(std::memory_order_seq_cst) != 0 &&
                ring_.control->want_room.exchange(0, std::memory_order_acq_rel) != 0;

@@ -7,14 +7,14 @@ namespace hcomm {
 
 /// Something that wakes the threads of a peer, if they sleep.
 class Bell {
-public:
+  public:
     virtual ~Bell() = default;
     virtual void ring() noexcept = 0;
 };
 
 /// A pair of rings, one in each rank's window.
 class ShmLink final : public Link {
-public:
+  public:
     /// `bell` wakes the peer; it must outlive the link.
     ShmLink(Ring outgoing, Ring incoming, Bell& bell) noexcept : out_(outgoing), in_(incoming), bell_(bell) {}
 
@@ -50,7 +50,7 @@ public:
     }
     int fd() const noexcept override { return -1; }
 
-private:
+  private:
     RingWriter out_;
     RingReader in_;
     Bell& bell_;

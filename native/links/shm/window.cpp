@@ -12,7 +12,9 @@
 namespace hcomm {
 namespace {
 
-constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 std::size_t clamp_ring(std::size_t bytes, std::size_t most) {
     return std::bit_floor(std::clamp<std::size_t>(bytes, 16 << 10, most));
@@ -22,7 +24,8 @@ std::byte* map(int fd, std::size_t bytes) {
     const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (data == MAP_FAILED)
-        throw SystemError("cannot map " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(errno));
+        throw SystemError("cannot map " + std::to_string(bytes) +
+                          " bytes of shared memory: " + std::strerror(errno));
     return static_cast<std::byte*>(data);
 }
 

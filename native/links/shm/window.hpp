@@ -39,7 +39,7 @@ struct WindowLayout {
 
 /// A mapping of shared memory; unmapped at the end.
 class Mapping {
-public:
+  public:
     /// Maps `bytes` of the file. Does not take over the descriptor. Throws SystemError.
     Mapping(int fd, std::size_t bytes);
     /// Memory that only this process sees: for ranks that are threads of one process (tests).
@@ -50,14 +50,14 @@ public:
 
     std::byte* data() const noexcept { return data_; }
 
-private:
+  private:
     std::byte* data_;
     std::size_t bytes_;
 };
 
 /// A rank's window as seen from this process.
 class Window {
-public:
+  public:
     Window(std::shared_ptr<Mapping> mapping, const WindowLayout& layout);
 
     WindowControl& control() const noexcept { return *control_; }
@@ -71,7 +71,7 @@ public:
         return mapping_->data() + layout_.area + (seq & 1) * layout_.operation_bytes;
     }
 
-private:
+  private:
     std::shared_ptr<Mapping> mapping_;
     WindowLayout layout_;
     WindowControl* control_;

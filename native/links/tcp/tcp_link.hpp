@@ -9,7 +9,7 @@ namespace hcomm {
 
 /// A connected stream socket.
 class TcpLink final : public Link {
-public:
+  public:
     /// Takes over the descriptor and makes it non-blocking.
     explicit TcpLink(int fd);
 
@@ -20,7 +20,7 @@ public:
     bool ended() const noexcept override { return ended_ && begin_ == end_; }
     int fd() const noexcept override { return fd_.get(); }
 
-private:
+  private:
     /// One recv(2); 0 when nothing is there or the stream has ended.
     std::size_t receive(std::byte* into, std::size_t bytes) noexcept;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
@@ -87,7 +88,9 @@ class Group:
 
     def settings(self) -> dict[str, Any]:
         """What members compare."""
-        return {**self.agree, "transport": self.transport, "buffer_bytes": self.buffer_bytes}
+        mine = {**self.agree, "transport": self.transport, "buffer_bytes": self.buffer_bytes}
+        settled: dict[str, Any] = json.loads(json.dumps(mine))  # as a peer receives it: tuples are lists
+        return settled
 
 
 class Lines:
@@ -217,13 +220,14 @@ class Lines:
             sock.connect("\0" + self._home.contacts[rank].unix_name)
         except OSError as error:
             sock.close()
-            text = os.strerror(error.errno or 0)
-            return (
-                None,
-                f"rank {self._home.rank} cannot reach rank {rank}'s Unix socket ({text}): another host or "
-                "network namespace",
-            )
+            return None, self._why_no_unix(rank, os.strerror(error.errno or 0))
         return sock, ""
+
+    def _why_no_unix(self, rank: int, text: str) -> str:
+        mine, theirs = self._home.contacts[self._home.rank], self._home.contacts[rank]
+        if mine.boot_id != theirs.boot_id:
+            return f"ranks {mine.rank} and {rank} are on different hosts ({mine.hostname}, {theirs.hostname})"
+        return f"rank {mine.rank} cannot reach rank {rank}'s Unix socket ({text}): another network namespace?"
 
     def _tcp(self, rank: int) -> tuple[socket.socket, Any]:
         contact = self._home.contacts[rank]

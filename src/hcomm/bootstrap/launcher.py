@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hcomm.bootstrap.ancestry import process_manager
+from hcomm.bootstrap.hostlist import first_host
 from hcomm.errors import LaunchError
 
 #: How ranks meet: not at all (a world of one), at rank 0's port, at torchrun's agent, or through a file on
@@ -275,7 +276,7 @@ def _complete(
     node = env.number(*local.node) if local.node else None
     if claim.size == 1:
         return Launch(claim.rank, 1, local_rank, local_size, node, claim.source, Meeting(NONE))
-    address = master_addr or env.text("MASTER_ADDR")
+    address = (master_addr or env.text("MASTER_ADDR")).strip("[] ")
     port = master_port if master_port is not None else env.number("MASTER_PORT")
     if port is not None and not 0 <= port <= 65535:
         raise LaunchError(f"MASTER_PORT={port} is not a port; expected 0..65535")
@@ -342,32 +343,6 @@ def _job(env: _Environment, source: str) -> str:
     return ""
 
 
-def process_manager(pid: int | None = None) -> str:
-    """The MPI process manager that started this process, as `pid-start time`: the nearest ancestor of such a
-    name, or the parent.
-
-    The ranks of one host have it in common, also when a shell stands between.
-    """
-    current = parent = os.getppid() if pid is None else pid
-    while current > 1:
-        name, above, started = _process(current)
-        if re.match(r"hydra_pmi|pmi_proxy|mpiexec|mpirun|prte|orted", name):
-            return f"{current}-{started}"
-        current = above
-    return f"{parent}-{_process(parent)[2]}"
-
-
-def _process(pid: int) -> tuple[str, int, str]:
-    """Name, parent and start time of a process (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            head, _, tail = file.read().rpartition(")")
-    except OSError:
-        return "", 0, "0"
-    fields = tail.split()
-    return head.partition("(")[2], int(fields[1]), fields[19]
-
-
 def _port_of(job: str) -> int:
     """A port that all ranks derive from the job alike, below the range from which the system serves outgoing
     connections.
@@ -383,28 +358,3 @@ def _first_slurm_host(env: _Environment) -> str:
             f"{SLURM}: none of {', '.join(names)} is set; set MASTER_ADDR to the host of rank 0"
         )
     return first_host(nodes)
-
-
-def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: `gpu[007-009,12],login` → `gpu007`.
-
-    Raises:
-        LaunchError: it does not parse.
-    """
-    host, rest = "", nodes.strip()
-    while rest and rest[0] != ",":
-        if rest[0] != "[":
-            part = re.split(r"[\[,]", rest, maxsplit=1)[0]
-            host, rest = host + part, rest[len(part) :]
-            continue
-        match = re.match(r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]", rest)
-        if match is None:
-            raise LaunchError(
-                f"the Slurm node list {nodes!r} does not parse; set MASTER_ADDR to the host of rank 0"
-            )
-        host, rest = host + match.group(1), rest[match.end() :]
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
-        raise LaunchError(
-            f"the Slurm node list {nodes!r} does not parse; set MASTER_ADDR to the host of rank 0"
-        )
-    return host

@@ -191,8 +191,9 @@ def _local_problems(records: list[Record]) -> list[str]:
 
 
 def _address_problems(records: list[Record]) -> list[str]:
-    places = {(r.boot_id, r.netns) for r in records}
-    if len(places) == 1:
+    # A network namespace that is hidden (0) is taken for that of the others on the same kernel.
+    places = {(r.boot_id, r.netns) for r in records if r.netns}
+    if len(places) <= 1 and len({r.boot_id for r in records}) == 1:
         return []
     hosts = ", ".join(sorted({r.hostname for r in records}))
     return [

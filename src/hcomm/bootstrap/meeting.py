@@ -91,11 +91,11 @@ def join(
     credentials = Credentials(key, job_digest(job), generation)
     if launch.rank != 0:
         return Joined(connect(place.host, place.port, credentials, patience, resolver), None, key, job)
-    server = _host(launch, credentials, patience, resolver)
-    if server is None:
-        # Somebody of this very job is rank 0 already: join, so that everybody hears of it.
-        return Joined(connect(place.host, place.port, credentials, patience, resolver), None, key, job)
-    return Joined(_own_store(server, credentials, patience), server, key, job)
+    found = _host(launch, credentials, patience, resolver)
+    if isinstance(found, TcpStore):
+        # Somebody of this very job is rank 0 already: joining it lets everybody hear of that.
+        return Joined(found, None, key, job)
+    return Joined(_own_store(found, credentials, patience), found, key, job)
 
 
 def job_digest(job: str) -> bytes:
@@ -113,7 +113,7 @@ def _own_store(server: StoreServer, credentials: Credentials, patience: Patience
 
 def _host(
     launch: Launch, credentials: Credentials, patience: Patience, resolver: Resolver
-) -> StoreServer | None:
+) -> StoreServer | TcpStore:
     place = launch.meeting
     until = min(patience.deadline, time.monotonic() + PORT_PATIENCE)
     while True:
@@ -121,8 +121,9 @@ def _host(
             sock = listening_socket(place.host, place.port, patience.deadline, resolver)
             return StoreServer(sock, credentials, launch.world_size)
         except PortTaken:
-            if _is_ours(launch, credentials, resolver):
-                return None
+            other = _other_rank_zero(launch, credentials, resolver)
+            if other is not None:
+                return other
             if time.monotonic() < until:
                 time.sleep(0.05)
                 continue
@@ -135,13 +136,12 @@ def _host(
             raise RendezvousError(f"rank 0 cannot listen at {place.host}:{place.port}: {error}") from error
 
 
-def _is_ours(launch: Launch, credentials: Credentials, resolver: Resolver) -> bool:
-    place, deadline = launch.meeting, time.monotonic() + 2.0
+def _other_rank_zero(launch: Launch, credentials: Credentials, resolver: Resolver) -> TcpStore | None:
+    place, deadline = launch.meeting, time.monotonic() + 3.0
     try:
-        connect_once(place.host, place.port, credentials, deadline, resolver, greeting=1.0).close()
+        return connect_once(place.host, place.port, credentials, deadline, resolver, greeting=2.5)
     except (Unreachable, RendezvousError, AuthenticationError):
-        return False
-    return True
+        return None
 
 
 def _join_by_file(

@@ -189,7 +189,7 @@ def _look(link: Link, evidence: Evidence, offer: dict[str, Any], finding: Findin
         if finding.fd < 0 and offer.get("path"):
             finding.fd = open_path(str(offer["path"]))
         if finding.fd < 0:
-            raise OSError(str(offer.get("reason") or "the peer offers no window"))
+            raise OSError(str(offer.get("reason") or ("" if link.reason else "the peer offers no window")))
         claim["window"] = evidence.digest(read_token(finding.fd))
     except (OSError, ValueError) as error:
         finding.reason = "; ".join(text for text in (link.reason, str(error)) if text)

@@ -26,6 +26,8 @@ from hcomm.topology import interfaces
 
 #: The host to listen on when there is nobody else.
 ALONE = "127.0.0.1"
+#: Seconds that connecting may take at least, when all ranks have come at the last moment.
+WIRING = 10.0
 
 _generations: dict[tuple[str, str, int, str], int] = {}
 
@@ -52,6 +54,7 @@ class World:
         uid: int,
         size_of_node: int,
         joined: Joined | None,
+        deadline: float,
     ) -> None:
         self.rank = launch.rank
         self.size = launch.world_size
@@ -66,7 +69,7 @@ class World:
         self._joined = joined
         self._pid = os.getpid()
         self._made: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._deadline = time.monotonic() + settings.init_timeout
+        self._deadline = deadline
 
     def wire_world(self, agree: Mapping[str, Any] | None = None) -> Wiring:
         """Connect all ranks; called once, by all.
@@ -177,7 +180,10 @@ def start(
         return _alone(launch, settings, probes)
     place = launch.meeting
     spot = (place.kind, place.host, place.port, job_name(launch, settings))
-    generation = _generations[spot] = _generations.get(spot, 0) + 1
+    generation = _generations.get(spot, 0) + 1
+    if place.kind == launcher.AGENT:
+        # The agent's store keeps what a failed attempt has left, so an attempt must not meet it; our own goes with it.
+        _generations[spot] = generation
     patience = Patience(time.monotonic() + settings.init_timeout, notify, settings.notice_every)
     joined = join(launch, settings, generation, patience, resolver)
     listener = None
@@ -190,6 +196,7 @@ def start(
             listener.close()
         _leave(joined, patience=3.0)
         raise
+    _generations[spot] = generation
     credentials = Credentials(
         derive("hcomm peers", joined.key, bytes.fromhex(verdict["nonce"])), job_digest(joined.job), generation
     )
@@ -199,7 +206,15 @@ def start(
     if joined.server is not None:
         joined.server.retire(launch.world_size, patience.deadline)
     home = Home(launch.rank, contacts, listener, credentials, probes)
-    return World(launch, settings, home, int(verdict["uid"]), size, joined)
+    return World(
+        launch,
+        settings,
+        home,
+        int(verdict["uid"]),
+        size,
+        joined,
+        max(patience.deadline, time.monotonic() + WIRING),
+    )
 
 
 def _agree_on_mapping(launch: Launch, joined: Joined, record: Record, patience: Patience) -> dict[str, Any]:
@@ -263,7 +278,15 @@ def _alone(launch: Launch, settings: BootstrapSettings, probes: Probes) -> World
     contacts, _ = _contacts([_record(launch, settings, listener, "")], 0)
     listener.open(credentials)
     home = Home(0, contacts, listener, credentials, probes)
-    return World(launch, settings, home, secrets.randbits(63) | 1, launch.local_size or 1, None)
+    return World(
+        launch,
+        settings,
+        home,
+        secrets.randbits(63) | 1,
+        launch.local_size or 1,
+        None,
+        time.monotonic() + WIRING,
+    )
 
 
 def _listen(

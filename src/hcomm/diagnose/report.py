@@ -30,12 +30,14 @@ class Call:
         where: `train.py:10`, or ''.
         timeout: seconds it was given.
         peers: for point-to-point, the group ranks that could have served it; None for a collective.
+        message: for point-to-point, how the core names it: `recv from rank 1, tag 0`.
     """
 
     what: str
     where: str
     timeout: float
     peers: tuple[int, ...] | None = None
+    message: str = ""
 
     def __str__(self) -> str:
         return _at(self.what, self.where)
@@ -105,7 +107,8 @@ class Reporter:
 
     def still_running(self, call: Call, seconds: float) -> CollectiveTimeout:
         """For `Work.wait(timeout)`: the wait is over, the operation goes on."""
-        missing, states = self._laggards(call, None)
+        reports = self._comm.reports(call.what, call.where, TIMEOUT_SECONDS)
+        missing, states = self._laggards(call, None, reports)
         text = f"still running after waiting {seconds:g} s; the operation goes on and can be waited for again"
         return CollectiveTimeout(self._prefix(call) + text + states, missing)
 
@@ -125,14 +128,12 @@ class Reporter:
             return ", ".join(self.name(rank) for rank in ranks) or "no rank"
         return "ranks " + ", ".join(str(rank) for rank in ranks)
 
-    def _reports(self, call: Call, seconds: float) -> list[_native.Report]:
-        found = self._comm.reports(call.what, call.where, seconds)
-        return [report for report in found if report.rank != self._rank]
-
     def _mismatch(self, call: Call, failure: _native.Failure | None) -> CollectiveMismatch:
         calls: dict[str, list[int]] = {str(call): [self._rank]}
         silent = []
-        for report in self._reports(call, MISMATCH_SECONDS):
+        for report in self._comm.reports(call.what, call.where, MISMATCH_SECONDS):
+            if report.rank == self._rank:
+                continue
             if report.heard and report.what:
                 calls.setdefault(_at(report.what, report.where), []).append(report.rank)
             else:
@@ -151,27 +152,37 @@ class Reporter:
         return CollectiveMismatch(text + ". Every rank must make the same calls in the same order.", ranks)
 
     def _timeout(self, call: Call, failure: _native.Failure | None) -> CollectiveTimeout:
-        missing, states = self._laggards(call, failure)
-        text = f"not complete after {call.timeout:g} s"
+        reports = self._comm.reports(call.what, call.where, TIMEOUT_SECONDS)
+        if failure is not None and not self._is_own(call, failure, reports):
+            text = f"given up, because another operation of the communicator timed out: {failure.text}"
+            return CollectiveTimeout(self._prefix(call) + text, tuple(failure.ranks))
+        missing, states = self._laggards(call, failure, reports)
+        text = f"not complete in time (timeout here: {call.timeout:g} s)"
         return CollectiveTimeout(self._prefix(call) + text + states, missing)
 
-    def _laggards(self, call: Call, failure: _native.Failure | None) -> tuple[tuple[int, ...], str]:
+    def _is_own(self, call: Call, failure: _native.Failure, reports: Sequence[_native.Report]) -> bool:
+        """Whether the timeout that broke the communicator is that of `call`, here or on another rank."""
+        if call.message or failure.text.startswith(("send to ", "recv from ")):
+            return bool(call.message) and failure.text.startswith(call.message)
+        mine = [report.posted for report in reports if report.rank == self._rank]
+        return not mine or mine[0] == failure.seq
+
+    def _laggards(
+        self, call: Call, failure: _native.Failure | None, reports: Sequence[_native.Report]
+    ) -> tuple[tuple[int, ...], str]:
         """The ranks that did not come, and what each of them is doing."""
-        reports = self._reports(call, TIMEOUT_SECONDS)
-        seq = failure.seq if failure is not None else 0
-        if failure is not None and failure.ranks:
-            late = [report for report in reports if report.rank in failure.ranks]
-        elif call.peers is not None:
-            late = [report for report in reports if report.rank in call.peers]
+        others = [report for report in reports if report.rank != self._rank]
+        if call.peers is not None:
+            late = [report for report in others if report.rank in call.peers]
+        elif failure is not None and failure.ranks:
+            late = [report for report in others if report.rank in failure.ranks]
+        elif failure is not None:
+            late = [report for report in others if report.posted < failure.seq]
         else:
-            late = [
-                report for report in reports if (report.posted < seq if seq else report.posted == report.done)
-            ]
+            late = [report for report in others if report.posted == report.done]
+        late = late or [report for report in others if not report.heard]
         if not late:
-            silent = [report for report in reports if not report.heard]
-            if not silent:
-                return (), "; every rank has arrived" if call.peers is None else ""
-            late = silent
+            return (), "; every rank has arrived" if call.peers is None else ""
         missing = tuple(sorted(report.rank for report in late))
         verb = "waiting for" if call.peers is not None else "did not arrive:"
         states = ". ".join(self._state(report) for report in sorted(late, key=lambda report: report.rank))
@@ -197,10 +208,10 @@ class Reporter:
             return f"{who} is alive but does not answer (stopped?); it had completed {done}"
         if report.what.startswith("in "):
             return f"{who} is {_at(report.what, report.where)}"
-        if report.posted > report.done:
-            return f"{who} is in operation #{report.posted}: {_at(report.what, report.where)}"
-        last = f"; last {_at(report.what, report.where)}" if report.what else ""
-        return f"{who} has completed {done}{last}; not in any hcomm call"
+        # What does not begin so was said by a call that is failing there, too.
+        if report.what:
+            return f"{who} was in {_at(report.what, report.where)}"
+        return f"{who} has completed {done} and is not in any hcomm call"
 
     def _in_group(self) -> str:
         return f" of group {self._label}" if self._label else ""
