@@ -126,6 +126,7 @@ def main() -> None:
             time.sleep(case.get("hold", 0))
             wiring.close()
             world.close()
+            say(closed=True)
         settle = time.monotonic() + 2  # a joined thread is for a moment still in the kernel's list
         while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < settle:
             time.sleep(0.01)

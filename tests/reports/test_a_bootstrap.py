@@ -116,10 +116,12 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("meeting", ["job id", "port"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a6_launcher_mistakes_are_told_to_every_rank(launch: Any, mistake: str) -> None:
+def test_a6_launcher_mistakes_are_told_to_every_rank(launch: Any, mistake: str, meeting: str) -> None:
     rank_env, words = MISTAKES[mistake]
-    job = launch(4, sum_of_ranks, rank_env=rank_env, env={"HCOMM_INIT_TIMEOUT": "60"}, timeout=20)
+    port = free_port() if meeting == "port" else 0
+    job = launch(4, sum_of_ranks, rank_env=rank_env, env={"HCOMM_INIT_TIMEOUT": "60"}, timeout=20, port=port)
     done = job.wait()
     assert all(o.error is not None and "InitError" in o.error.kinds for o in done), report(done)
     assert max(o.seconds for o in done) < 8.0, report(done)
@@ -139,8 +141,9 @@ def test_a6_a_rank_claimed_twice_names_both_processes(launch: Any) -> None:
 
 
 def test_a6_the_world_sizes_are_named(launch: Any) -> None:
+    settings = {"HCOMM_INIT_TIMEOUT": "60"}
     job = launch(
-        4, sum_of_ranks, rank_env={3: {"WORLD_SIZE": "5"}}, env={"HCOMM_INIT_TIMEOUT": "60"}, timeout=20
+        4, sum_of_ranks, rank_env={3: {"WORLD_SIZE": "5"}}, env=settings, timeout=20, port=free_port()
     )
     done = job.wait()
     for outcome in done:

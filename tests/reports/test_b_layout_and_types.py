@@ -115,7 +115,7 @@ def test_b3_bool(job: Any, library: str) -> None:
 
 # B4: pytorch/pytorch#111131, Lightning-AI/torchmetrics#1809, NVIDIA/nccl#1026
 
-COUNTS = (1, 7, 1000, 100_000, 1_000_000)
+COUNTS = (1, 7, 1000, 100_000, 600_000)
 
 
 def half_precision(name: str, big: float) -> list[Any]:
@@ -219,19 +219,19 @@ def test_b5_an_output_list_of_the_wrong_length(job: Any) -> None:
 
 
 def uneven() -> dict[str, Any]:
-    import torch
+    import numpy as np
 
     import hcomm
 
     r, size = hcomm.rank(), hcomm.world_size()
-    mine = torch.full((r + 1,), float(r))
-    lists = [torch.zeros(k + 1) for k in range(size)]
+    mine = np.full(r + 1, float(r))
+    lists = [np.zeros(k + 1) for k in range(size)]
     hcomm.all_gather(mine, out=lists)
-    flat = torch.zeros(12)
-    hcomm.all_gather(torch.full((4,), float(r)), out=flat)
-    stacked = torch.zeros(3, 4)
-    hcomm.all_gather(torch.full((4,), float(r)), out=stacked)
-    shares = hcomm.reduce_scatter(torch.arange(6.0), sizes=[1, 2, 3])
+    flat = np.zeros(12)
+    hcomm.all_gather(np.full(4, float(r)), out=flat)
+    stacked = np.zeros((3, 4))
+    hcomm.all_gather(np.full(4, float(r)), out=stacked)
+    shares = hcomm.reduce_scatter(np.arange(6.0), sizes=[1, 2, 3])
     return {
         "lists": [x.tolist() for x in lists],
         "sizes": hcomm.all_gather(mine, sizes=[1, 2, 3]).tolist(),

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <span>
 
+#include "kernels/kernels.hpp"
+
 namespace hcomm {
 
 /// Positions of a ring; they only grow, and are taken modulo the capacity.
@@ -38,7 +40,7 @@ class RingWriter {
             // Small pieces, so that the reader starts while the rest is being copied.
             const std::size_t piece = std::min({bytes - written, room, ring_.capacity - at, kPiece});
             if (piece == 0) break;
-            std::memcpy(ring_.data + at, from + written, piece);
+            copy_shared(ring_.data + at, from + written, piece);
             head_ += piece;
             written += piece;
             // Pairs with the acquire load in RingReader::readable.

@@ -130,6 +130,8 @@ class Lines:
                 lambda: self._answer(gathering, callers),
                 watch,
             )
+            # A peer that has come may still find out that the group is in dispute: listen while waiting for others.
+            gathering.ended = lambda place: self._listen_on(gathering, place)
             try:
                 for rank in others:
                     if rank < self._home.rank:
@@ -278,7 +280,11 @@ class Lines:
             self._sockets[rank, "control"] = parked.sock
             self._links[rank] = Link(parked.sock, parked.pid, parked.topic["reason"])
             gathering.add((rank, "control"), Conversation(parked.sock, send_message({"go": True})))
-            gathering.add((rank, "watch"), Conversation(parked.sock, _watch()))
+
+    def _listen_on(self, gathering: Gathering[Any], place: tuple[int, str]) -> None:
+        rank, channel = place
+        if channel == "control":
+            gathering.add((rank, "watch"), Conversation(self._sockets[rank, "control"], _watch()))
 
     def _accept_data(self, gathering: Gathering[Any], waiting: set[tuple[int, str]]) -> None:
         for place in sorted(waiting):

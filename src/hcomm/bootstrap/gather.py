@@ -56,6 +56,7 @@ class Gathering(Generic[T]):
         self, deadline: float, expected: set[Place], more: Callable[[], None] = lambda: None, watch: int = -1
     ) -> None:
         self.results: dict[Place, T] = {}
+        self.ended: Callable[[Place], None] = lambda place: None
         self._deadline = deadline
         self._missing = set(expected)
         self._more = more
@@ -112,6 +113,7 @@ class Gathering(Generic[T]):
                 raise PeerFailed(place[0], conversation.error)
             self.results[place] = conversation.result
             self._missing.discard(place)
+            self.ended(place)
         elif self._events.get(place, 0) == 0:
             self._selector.register(conversation.sock, conversation.interest, place)
             self._events[place] = conversation.interest
