@@ -29,7 +29,7 @@ struct CommConfig {
     std::vector<std::shared_ptr<Mapping>> windows;  ///< by rank; null outside the clique
     std::vector<int> control, coll, p2p;            ///< by rank; -1: none
     std::vector<pid_t> pids;                        ///< by rank; 0: process_vm_readv does not reach it
-    std::size_t buffer_bytes = 4 << 20;
+    std::size_t buffer_bytes = 16 << 20;
     bool crowded = false;  ///< more ranks than cores: yield early
 };
 
@@ -151,6 +151,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::uint64_t known_done_ = 0;                  ///< every local peer has completed this many
     std::uint64_t said_slow_ = 0;
     std::vector<std::byte> scratch_;
+    SharedCopier copier_;  ///< into this rank's window
     int drivers_ = 0;
     int sleepers_ = 0;  ///< drivers that are about to sleep: a full link must wake them when there is room
     bool timing_out_ = false;

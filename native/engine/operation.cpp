@@ -334,7 +334,7 @@ void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::ui
     const auto copy_to = [&](std::size_t i, const void* from, std::uint64_t at, std::uint64_t n) {
         void* to = static_cast<std::byte*>(dst[i]) + at;
         if (to == from) return;
-        if (step.dst[i].space == Space::Window) return copy_shared(to, from, n);
+        if (step.dst[i].space == Space::Window) return comm_.copier_.copy(to, from, n);
         copy_bytes(to, from, n);
     };
     if (step.src.size() == 1 && divisor == 1) {

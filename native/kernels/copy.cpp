@@ -47,20 +47,6 @@ void stream(void* dst, const void* src, std::size_t n) noexcept {
     std::memcpy(to + head + lines, from + head + lines, n - head - lines);
 }
 
-/// From how many bytes on `copy_shared` streams on this processor.
-///
-/// A line that another core has read must be taken from its cache before an ordinary store, and fetched from
-/// ours by the reader after it; on Zen, whose caches of different core complexes meet only at the memory
-/// controller, that costs about 100 ns a line and is hardly overlapped. A streaming store invalidates the
-/// copies and leaves the line in memory, where the reader's prefetcher finds it. Measured on EPYC 9004, two
-/// ranks exchanging through windows, us with ordinary against streaming stores: 16 KiB 10.6 : 2.6, 64 KiB 41
-/// : 7.5, 256 KiB 158 : 25, 1 MiB 591 : 80, 8 MiB 1914 : 1332. Elsewhere cores share their last-level cache,
-/// which ordinary stores use.
-std::size_t shared_stream_bytes() noexcept {
-    static const std::size_t bytes = __builtin_cpu_is("amd") ? 512 : kStreamBytes;
-    return bytes;
-}
-
 }  // namespace
 
 void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
@@ -68,16 +54,19 @@ void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
     if (n != 0) std::memcpy(dst, src, n);
 }
 
-void copy_shared(void* dst, const void* src, std::size_t n) noexcept {
-    if (n >= shared_stream_bytes()) return stream(dst, src, n);
-    if (n != 0) std::memcpy(dst, src, n);
+bool can_stream() noexcept { return true; }
+
+void copy_streaming(void* dst, const void* src, std::size_t n) noexcept {
+    if (n != 0) stream(dst, src, n);
 }
 #else
 void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
     if (n != 0) std::memcpy(dst, src, n);
 }
 
-void copy_shared(void* dst, const void* src, std::size_t n) noexcept { copy_bytes(dst, src, n); }
+bool can_stream() noexcept { return false; }
+
+void copy_streaming(void* dst, const void* src, std::size_t n) noexcept { copy_bytes(dst, src, n); }
 #endif
 
 }  // namespace hcomm

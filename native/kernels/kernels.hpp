@@ -32,9 +32,10 @@ void finish(DType dtype, void* data, std::size_t count, unsigned divisor) noexce
 /// thread.
 void copy_bytes(void* dst, const void* src, std::size_t n) noexcept;
 
-/// The same, for a destination that another core has read before and will read next: memory shared between
-/// ranks.
-void copy_shared(void* dst, const void* src, std::size_t n) noexcept;
+/// The same, past the cache whatever the size, where `can_stream`: for memory that another core reads next.
+/// Which of the two is faster there depends on where the cores lie; see links/shm/copier.hpp.
+void copy_streaming(void* dst, const void* src, std::size_t n) noexcept;
+[[nodiscard]] bool can_stream() noexcept;
 
 /// The instruction set the kernels use on this machine: "avx512", "avx2", "sse2", "neon" or "plain".
 [[nodiscard]] const char* simd_level() noexcept;

@@ -127,7 +127,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "BUFFER_SIZE",
         _positive_size,
-        4 << 20,
+        16 << 20,
         "Bytes of shared memory each rank gives to each communicator.",
         ("HCCL_BUFFER_SIZE",),
     ),

@@ -42,8 +42,8 @@ def planner(
     ("cliques", "operation", "dtype", "nbytes", "algorithm"),
     [
         (ONE_HOST, "all_reduce", "float32", 8, "oneshot"),
-        (ONE_HOST, "all_reduce", "float32", 32 * KB, "oneshot"),
-        (ONE_HOST, "all_reduce", "float32", 32 * KB + 4, "staged"),
+        (ONE_HOST, "all_reduce", "float32", 64 * KB, "oneshot"),
+        (ONE_HOST, "all_reduce", "float32", 64 * KB + 4, "staged"),
         (ONE_HOST, "all_reduce", "bfloat16", 100 * MB, "staged"),
         (ONE_HOST, "broadcast", "float32", 8, "staged"),
         (ONE_HOST, "reduce", "float16", 8, "staged"),

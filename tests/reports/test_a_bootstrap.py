@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.job import report
-
-
-def free_port() -> int:
-    """A port that nobody used a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from support.job import free_port, report
 
 
 def sum_of_ranks() -> float:

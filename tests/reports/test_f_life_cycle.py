@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inside import attempt, open_descriptors, resident_bytes, thread_count
-from support.job import report
+from support.job import free_port, report
 
 TRANSPORTS = ("shm", "tcp")
 
@@ -104,7 +104,7 @@ def cycles(count: int) -> Any:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_f3_fifty_lives_on_one_port(job: Any, transport: str) -> None:
     before = set(os.listdir("/dev/shm"))
-    port = _free_port()
+    port = free_port()
     for sums, (early, late) in job(
         2, cycles, args=(50,), transport=transport, init=False, port=port, timeout=100
     ):
@@ -112,13 +112,6 @@ def test_f3_fifty_lives_on_one_port(job: Any, transport: str) -> None:
         assert early[:2] == late[:2], "descriptors and threads"
         assert late[2] - early[2] < 5e6, "resident memory"
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "hcomm" in name]
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def one_leaves_first() -> float:
@@ -137,7 +130,7 @@ def one_leaves_first() -> float:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_f3_one_rank_leaves_before_the_other(job: Any, transport: str) -> None:
-    assert job(2, one_leaves_first, init=False, transport=transport, port=_free_port()) == [3.0, 3.0]
+    assert job(2, one_leaves_first, init=False, transport=transport, port=free_port()) == [3.0, 3.0]
 
 
 # F4: pytorch/pytorch#179291, pytorch/pytorch#31467

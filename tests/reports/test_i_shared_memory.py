@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inside import mark
-from support.job import report
+from support.job import free_port, report
 
 pytestmark = pytest.mark.usefixtures("user_namespaces")
 
@@ -154,7 +154,7 @@ def test_i4_local_world_size_decides_nothing(job: Any) -> None:
         r: {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(r % 2), "GROUP_RANK": str(r // 2)} for r in range(4)
     }
     prefix = inside("-ru", 'hostname "node-$GROUP_RANK" && ')
-    answers = job(4, small_groups, rank_env=rank_env, prefix=prefix)
+    answers = job(4, small_groups, rank_env=rank_env, prefix=prefix, port=free_port())
     assert [a[:2] for a in answers] == [(4.0, 3.0), (6.0, 3.0), (4.0, 7.0), (6.0, 7.0)]
 
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <span>
 
-#include "kernels/kernels.hpp"
+#include "links/shm/copier.hpp"
 
 namespace hcomm {
 
@@ -40,7 +40,7 @@ class RingWriter {
             // Small pieces, so that the reader starts while the rest is being copied.
             const std::size_t piece = std::min({bytes - written, room, ring_.capacity - at, kPiece});
             if (piece == 0) break;
-            copy_shared(ring_.data + at, from + written, piece);
+            copier_.copy(ring_.data + at, from + written, piece);
             head_ += piece;
             written += piece;
             // Pairs with the acquire load in RingReader::readable.
@@ -68,6 +68,7 @@ class RingWriter {
     Ring ring_;
     std::uint64_t head_ = 0;
     std::uint64_t tail_ = 0;  ///< as last seen
+    SharedCopier copier_;
 };
 
 /// The reading end.

@@ -32,7 +32,7 @@ class BootstrapSettings:
     socket_ifname: str | None = None
     job_secret: str | None = None
     job_id: str | None = None
-    buffer_bytes: int = 4 << 20
+    buffer_bytes: int = 16 << 20
     notice_every: float = 10.0
 
 

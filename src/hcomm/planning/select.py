@@ -15,8 +15,9 @@ from ..errors import UnknownAlgorithm
 from .builder import REDUCING, Requirement
 from .registry import Algorithm, lookup
 
-#: Vectors up to this size are shown whole: below it a meet costs more than reading them all (bytes).
-ONESHOT_BYTES = 32 << 10
+#: Vectors are shown whole as long as all ranks' together have at most this size: below it a meet more costs more than
+#: reading them all (bytes).
+ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
 #: Between hosts, up to this size the number of hops decides (bytes).
@@ -129,8 +130,8 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
     elif request.operation in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         choices.insert(0, ("staged", "all ranks share memory"))
     if request.operation == "all_reduce":
-        if request.nbytes <= ONESHOT_BYTES:
-            choices.insert(0, ("oneshot", f"all ranks share memory, at most {ONESHOT_BYTES} bytes"))
+        if request.nbytes * world.size <= ONESHOT_BYTES:
+            choices.insert(0, ("oneshot", f"all ranks share memory, together at most {ONESHOT_BYTES} bytes"))
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
             choices.insert(0, ("direct", "all ranks reach each other's buffers"))
     return choices

@@ -12,7 +12,7 @@ def staged(p: Builder) -> None:
     """
     mine = p.input(p.chunk(p.rank))
     others = [r for r in p.ranks if r != p.rank]
-    with p.tiles(64 << 10, buffers=2, stages=3):
+    with p.tiles(512 << 10, buffers=2, stages=3):
         if p.rank == p.root:
             for r in others:
                 p.move(dst=p.chunk(r), src=p.window(r, like=p.chunk(r), of=r), stage=2)

@@ -11,7 +11,7 @@ def staged(p: Builder) -> None:
     A window holds the blocks of the others in rank order, without a gap for the own one.
     """
     mine = p.in_block(p.rank)
-    with p.tiles(64 << 10, buffers=2, stages=2):
+    with p.tiles(512 << 10, buffers=2, stages=2):
         p.move(
             dst=p.output(),
             src=[mine if r == p.rank else p.window(p.rank - (r < p.rank), like=mine, of=r) for r in p.ranks],
