@@ -100,7 +100,9 @@ class Comm:
         """Blocking; releases the GIL; a status code. Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C."""
 
     def start(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op: ...
-    def send(self, dst: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str) -> Op: ...
+    def send(
+        self, dst: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str
+    ) -> Op: ...
     def recv(self, src: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str) -> Op:
         """src -1: from anyone."""
 

@@ -35,7 +35,7 @@ def test_defaults() -> None:
     assert settings.seconds("INIT_TIMEOUT") == 300
     assert settings.seconds("TIMEOUT") == 300
     assert settings.text("TRANSPORT") == "auto"
-    assert settings.size("BUFFER_SIZE") == 4194304
+    assert settings.size("BUFFER_SIZE") == 16 << 20
     assert settings.changed() == []
 
 

@@ -149,7 +149,7 @@ def test_a_class_is_planned_once() -> None:
 
 def test_a_job_with_ever_new_sizes_does_not_grow() -> None:
     p = planner()
-    for nbytes in range(0, 4 * 10_000, 4):
+    for nbytes in range(0, 8 * 10_000, 8):
         p.choose("all_reduce", "float32", "sum", nbytes, None)
     assert p.built == 2
     assert len(p._choices) <= 4096
