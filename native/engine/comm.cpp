@@ -199,6 +199,12 @@ void Comm::progress() {
         if (!failed_ && messenger_->active()) messenger_->progress();
     } catch (const OperationFailed&) {
         // Comm::fail has the reason.
+    } catch (const std::exception& error) {  // no memory, in all likelihood
+        const OpHeader last = now_.read();
+        fail({Status::System,
+              last.seq,
+              {config_.rank},
+              "rank " + std::to_string(config_.rank) + ": " + error.what()});
     }
     if (failed_) end_if_failed();
 }

@@ -64,7 +64,10 @@ void Messenger::send(std::shared_ptr<Message> message) {
                     message->dtype,
                     0,
                     {}};
-    if (message->bytes > (lane.peer->is_local() ? kEagerShm : kEagerTcp)) {
+    // To a rank that is gone even a small message must fail: it waits, and Comm::check_lost finds it.
+    const bool eager =
+        message->bytes <= (lane.peer->is_local() ? kEagerShm : kEagerTcp) && lane.peer->lost_at == 0;
+    if (!eager) {
         frame.header.kind = MessageHeader::Request;
         announced_[message->id] = message;
         push(lane, std::move(frame));

@@ -1,4 +1,4 @@
-"""Types of the C++ core. It is handed descriptors, memory and programs; it knows no algorithm and reads no environment."""
+"""Types of the C++ core: it is handed descriptors, memory and programs, knows no algorithm, reads no environment."""
 
 # status codes of Comm.run, Op.wait
 OK: int  # 0
@@ -97,7 +97,10 @@ class Comm:
         """
 
     def run(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float) -> int:
-        """Blocking; releases the GIL; a status code. Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C."""
+        """Blocking, without the GIL; a status code.
+
+        Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C.
+        """
 
     def start(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op: ...
     def send(

@@ -38,6 +38,7 @@ SLURM = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
     "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
     "SLURM_NODELIST": "gpu[07-09,12],login",
 }
 KUBERNETES = {
@@ -169,8 +170,13 @@ CONTRADICTIONS: list[tuple[str, dict[str, str], dict[str, Any], list[str]]] = [
         {},
         ["several hosts", "MASTER_ADDR", "MASTER_PORT"],
     ),
-    ("no nodes", {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, {}, ["SLURM_NODELIST", "MASTER_ADDR"]),
-    ("half of Slurm", {"SLURM_PROCID": "0"}, {}, ["SLURM_NTASKS is missing"]),
+    (
+        "no nodes",
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+        {},
+        ["SLURM_NODELIST", "MASTER_ADDR"],
+    ),
+    ("half of Slurm", {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, {}, ["SLURM_NTASKS is missing"]),
 ]
 
 
@@ -222,3 +228,9 @@ def test_the_process_manager_is_found_behind_a_shell() -> None:
     }
     assert len(answers) == 1
     assert answers.pop().strip() == process_manager(os.getpid())
+
+
+def test_a_batch_script_without_srun_is_one_process() -> None:
+    batch = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
+    launch = detect({**batch, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert (launch.rank, launch.world_size) == (0, 1)

@@ -222,8 +222,10 @@ def _claims(env: _Environment, rank: int | None, world_size: int | None) -> list
     found.append(env.claim(OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
     found.append(env.claim(PMI, "PMI_RANK", "PMI_SIZE"))
     size = "SLURM_STEP_NUM_TASKS" if env.text("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    # Inside an allocation (sbatch without srun) SLURM_NTASKS is set but nothing was started by rank.
-    found.append(env.claim(SLURM, "SLURM_PROCID", size) if env.text("SLURM_PROCID") else None)
+    # A batch script without srun has SLURM_PROCID=0 and the allocation's SLURM_NTASKS, but it is one process: only
+    # the tasks of a step were started by rank.
+    step = env.text("SLURM_STEP_ID", "SLURM_STEPID")
+    found.append(env.claim(SLURM, "SLURM_PROCID", size) if step and env.text("SLURM_PROCID") else None)
     if _indexed(env):
         found.append(env.claim(KUBERNETES, "JOB_COMPLETION_INDEX", "WORLD_SIZE"))
     return [claim for claim in found if claim is not None]
