@@ -16,7 +16,7 @@ from hcomm.errors import (
 )
 
 #: Seconds given to the other ranks to say what they called, when calls differ: they are about to raise, too.
-MISMATCH_SECONDS = 0.5
+MISMATCH_SECONDS = 2.0
 #: Seconds given to them after a timeout: the core has asked them before, and a stopped rank never answers.
 TIMEOUT_SECONDS = 0.25
 
