@@ -145,7 +145,7 @@ def test_g2_one_rank_skips_a_barrier(outcomes: Any, how: str, transport: str) ->
         assert failure is not None
         if how == "sleeps":
             assert failure.kind == "CollectiveTimeout"
-            assert 2.0 <= failure.seconds < 3.0
+            assert 1.9 <= failure.seconds < 3.0  # the first rank to give up tells the others
         else:
             assert failure.kind == {"exits": "PeerLost", "goes on": "CollectiveMismatch"}[how]
             assert failure.seconds < 2.0
