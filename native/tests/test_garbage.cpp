@@ -87,7 +87,7 @@ TEST(noise_instead_of_a_message) {
 
 TEST(a_header_with_one_field_wrong) {
     std::mt19937 random(2);
-    for (std::size_t at = 0; at < sizeof(OpHeader); ++at) {
+    for (std::size_t at = 0; at < sizeof(OpHeader); at += 3) {
         Lonely lonely = make_lonely();
         OpHeader header = good_header();
         const bool compared = at < 16 || (at >= 40 && at < 56);  // seq, signature, bytes, magic
@@ -138,7 +138,7 @@ TEST(noise_instead_of_point_to_point_messages) {
 
 TEST(noise_on_the_control_channel) {
     std::mt19937 random(4);
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 30; ++i) {
         Lonely lonely = make_lonely();
         struct {
             std::uint32_t magic = 0x4843544C;
@@ -151,7 +151,7 @@ TEST(noise_on_the_control_channel) {
         if (i % 7 == 0) frame.magic = static_cast<std::uint32_t>(random());
         write_all(lonely.control, bytes_of(frame));
         write_all(lonely.control, noise(random, frame.bytes % 20000));
-        const Status status = reduce(*lonely.rank.comm, 0.4);
+        const Status status = reduce(*lonely.rank.comm, 0.1);
         CHECK(status != Status::Ok && status != Status::Pending);
         lonely.rank.engine->close();
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import RLock
 
 from ..codes import OPERATIONS
 from ..errors import UnknownAlgorithm
@@ -64,6 +65,7 @@ class Algorithm:
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 _loaded = False
+_loading = RLock()
 
 
 def algorithm(
@@ -113,10 +115,12 @@ def lookup(operation: str, name: str) -> Algorithm:
 
 
 def _load() -> None:
-    # On first use, not on import: the algorithms import this module.
+    # On first use, not on import: the algorithms import this module. Another thread must not see half of them.
     global _loaded
     if not _loaded:
-        _loaded = True
-        from .algorithms import load
+        with _loading:
+            if not _loaded:
+                from .algorithms import load
 
-        load()
+                load()
+                _loaded = True
