@@ -59,7 +59,7 @@ def differ_in(what: str) -> Any:
         "sizes": lambda: hcomm.reduce_scatter(x, sizes=[[2, 4], [3, 3]][r]),
         "algorithm": lambda: hcomm.new_group([0, 1], algorithm=["ring", "star"][r]).all_reduce(x),
     }
-    # The root of a broadcast over TCP only sends: it may be through before the difference is known. Its next call fails.
+    # The root of a broadcast over TCP only sends: it may be through before anybody knows. Its next call fails.
     return attempt(calls[what]) or attempt(hcomm.barrier)
 
 
