@@ -12,7 +12,7 @@ from .registry import Algorithm, lookup
 from .select import FALLBACK, Request, Setting, select
 
 #: Choices kept before the cache is emptied: sizes may be different in every call of a job, memory may not grow.
-_CACHE_LIMIT = 4096
+_CACHE_LIMIT = 512
 
 
 @dataclass(frozen=True)
