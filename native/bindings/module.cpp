@@ -70,7 +70,7 @@ std::vector<int> by_rank(std::vector<int> fds, int size, const char* name) {
 void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t uid, int rank, int size,
                std::vector<int> local, std::vector<int> windows, std::vector<int> control,
                std::vector<int> coll, std::vector<int> p2p, std::vector<int> pids, std::size_t buffer_bytes,
-               bool crowded) {
+               bool crowded, std::string label) {
     if (size < 1 || rank < 0 || rank >= size) throw std::invalid_argument("rank outside 0..size-1");
     CommConfig config;
     config.uid = uid;
@@ -83,6 +83,7 @@ void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t u
     config.pids = by_rank(std::move(pids), size, "pids");
     config.buffer_bytes = buffer_bytes;
     config.crowded = crowded;
+    config.label = std::move(label);
     const WindowLayout layout(config.local.size(), buffer_bytes);
     for (int fd : by_rank(std::move(windows), size, "windows"))
         config.windows.push_back(fd < 0 ? nullptr : map_window(fd, layout.total));
@@ -211,6 +212,7 @@ void define_failure(nb::module_& m) {
         .def_prop_ro("posted", [](const Ranked& r) { return r.report.posted; })
         .def_prop_ro("done", [](const Ranked& r) { return r.report.done; })
         .def_prop_ro("what", [](const Ranked& r) { return r.report.what; })
+        .def_prop_ro("recent", [](const Ranked& r) { return r.report.recent; })
         .def_prop_ro("where", [](const Ranked& r) { return r.report.where; });
 }
 
@@ -228,7 +230,8 @@ void define_comm(nb::module_& m) {
         .def("wait", &wait, "timeout"_a);
     nb::class_<CommHandle>(m, "Comm")
         .def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a,
-             "windows"_a, "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a)
+             "windows"_a, "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a,
+             "label"_a = "")
         .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a,
              "root"_a, "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a,
              "agreed"_a, "tile_bytes"_a)
@@ -247,10 +250,14 @@ void define_comm(nb::module_& m) {
         .def(
             "bytes_sent", [](const CommHandle& c, int rank) { return c.comm->bytes_sent(rank); }, "rank"_a)
         .def("shared_bytes", [](const CommHandle& c) { return c.comm->shared_bytes(); })
-        .def("close", [](const CommHandle& c) {
-            const nb::gil_scoped_release release;
-            if (::getpid() == c.pid) c.comm->close();
-        });
+        .def("lost", [](const CommHandle& c) { return c.comm->lost(); })
+        .def(
+            "close",
+            [](const CommHandle& c, bool exiting) {
+                const nb::gil_scoped_release release;
+                if (::getpid() == c.pid) c.comm->close(exiting);
+            },
+            "exiting"_a = false);
 }
 
 }  // namespace

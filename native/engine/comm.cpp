@@ -200,7 +200,7 @@ void Comm::progress() {
     } catch (const OperationFailed&) {
         // Comm::fail has the reason.
     } catch (const std::exception& error) {  // no memory, in all likelihood
-        const OpHeader last = now_.read();
+        const OpHeader last = recent_[begun_ % kRecent].read();
         fail({Status::System,
               last.seq,
               {config_.rank},
@@ -344,7 +344,8 @@ void Comm::mismatch(const OpHeader& mine, int other, const OpHeader& theirs) {
         text += " (call #" + std::to_string(mine.seq) + " here, #" + std::to_string(theirs.seq) + " there)";
     else if (describe(mine) == describe(theirs))
         text += mine.algorithm != theirs.algorithm ? " (with different algorithms)"
-                                                   : " (with different sizes per rank)";
+                : mine.agreed != theirs.agreed     ? " (with different sizes per rank)"
+                                                   : " (alike, but an operation before it differed)";
     raise({Status::Mismatch, mine.seq, {std::min(config_.rank, other), std::max(config_.rank, other)}, text});
 }
 

@@ -31,11 +31,15 @@ struct CommConfig {
     std::vector<pid_t> pids;                        ///< by rank; 0: process_vm_readv does not reach it
     std::size_t buffer_bytes = 16 << 20;
     bool crowded = false;  ///< more ranks than cores: yield early
+    std::string label;     ///< the group in words, for reports of other communicators; empty: the world
 };
 
 /// How long news of a failure may take to reach everybody: a lost peer is held responsible only after this
 /// time, and an operation before the failed one may take it to complete.
 inline constexpr auto kGrace = std::chrono::milliseconds(150);
+
+/// How many operations a rank can tell about when ranks disagree.
+inline constexpr std::uint64_t kRecent = 16;
 
 /// Says whether the caller wants to stop waiting (Ctrl-C). Called without locks.
 using Interrupt = std::function<bool()>;
@@ -71,8 +75,13 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void fail(Failure failure, bool tell = true);
     /// Says what this rank was doing and collects the same from all, for at most `timeout` seconds.
     std::vector<RankReport> reports(const std::string& what, const std::string& where, double timeout);
-    /// Leaves: unfinished work ends with Aborted, peers are told. Idempotent.
-    void close();
+    /// Leaves: unfinished work ends with Aborted, peers are told. Idempotent. `exiting`: the process ends
+    /// without having been asked to leave.
+    void close(bool exiting = false);
+    /// Ranks whose connection has ended.
+    std::vector<int> lost() const;
+    /// What this rank is in, in words; empty if in nothing (or if that cannot be told right now).
+    std::string activity();
 
     int rank() const noexcept { return config_.rank; }
     int size() const noexcept { return config_.size; }
@@ -132,6 +141,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void finished(std::uint64_t seq) noexcept;
     bool any_lost() const noexcept;
     void release();
+    void check_stale();
+    std::string recent() const;
     void reserve_scratch(std::size_t bytes);
     Peer& peer(int rank) noexcept { return *peers_[static_cast<std::size_t>(rank)]; }
     Window& own() noexcept { return *own_; }
@@ -154,6 +165,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::uint64_t posted_ = 0;                      ///< collectives asked for
     std::uint64_t known_done_ = 0;                  ///< every local peer has completed this many
     std::uint64_t said_slow_ = 0;
+    std::uint64_t history_ = 0;  ///< signature of the operation last begun, which holds all before it
     std::vector<std::byte> scratch_;
     SharedCopier copier_;  ///< into this rank's window
     int drivers_ = 0;
@@ -162,8 +174,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::atomic<int> poll_drivers_{0};
 
     // What others may read at any time.
-    SharedHeader now_;                    ///< the operation last begun
-    std::atomic<std::uint64_t> done_{0};  ///< collectives completed
+    SharedHeader recent_[kRecent];         ///< the operations last begun
+    std::atomic<std::uint64_t> begun_{0};  ///< the number of the last one
+    std::atomic<std::uint64_t> done_{0};   ///< collectives completed
     std::atomic<bool> failed_{false};
     std::atomic<std::uint64_t> failed_seq_{0};  ///< the operation that failed
     Clock::time_point failed_at_{};

@@ -11,6 +11,15 @@
 #include "engine/engine.hpp"
 
 namespace hcomm {
+namespace {
+
+/// Body of a Bye.
+struct Goodbye {
+    std::uint64_t done = 0;     ///< collectives completed
+    std::uint64_t exiting = 0;  ///< the process ended without finalize()
+};
+
+}  // namespace
 
 std::optional<Failure> Comm::failure() const {
     const std::lock_guard lock(failure_mutex_);
@@ -78,9 +87,10 @@ void Comm::on_frame(Peer& peer, const ControlFrame& frame) {
             if (auto failure = decode_failure(frame.body, config_.size)) fail(std::move(*failure), false);
             return;
         case ControlKind::Bye: {
-            std::uint64_t done = 0;
-            if (frame.body.size() == sizeof done) std::memcpy(&done, frame.body.data(), sizeof done);
-            peer.left_done = done;
+            Goodbye bye;
+            if (frame.body.size() == sizeof bye) std::memcpy(&bye, frame.body.data(), sizeof bye);
+            peer.left_done = bye.done;
+            peer.exiting = bye.exiting != 0;
             peer.left = true;
             peer.note_lost();
             wake_self();
@@ -118,8 +128,9 @@ RankReport Comm::self_report() {
     RankReport mine;
     mine.heard = true;
     mine.pid = ::getpid();
-    const OpHeader last = now_.read();
+    const OpHeader last = recent_[begun_ % kRecent].read();
     mine.posted = last.seq;
+    mine.recent = recent();
     mine.done = done_.load();
     std::unique_lock lock(mutex_, std::try_to_lock);
     for (int tries = 0; !lock && tries < 20; ++tries) {
@@ -137,15 +148,50 @@ RankReport Comm::self_report() {
     else if (mine.what.empty())
         mine.what = last.seq == 0 ? "in no call; it has called no collective yet"
                                   : "in no call; it has completed " + operation;
+    if (lock) lock.unlock();
+    // Blocked elsewhere: two groups used in opposite order look like this.
+    const std::string elsewhere = engine_->activity(this);
+    if (!elsewhere.empty() && mine.posted <= mine.done) mine.what = "in " + elsewhere;
     return mine;
+}
+
+std::string Comm::activity() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || (drivers_ == 0 && head() == nullptr)) return {};
+    const std::string where = config_.label.empty() ? " of the world" : " of " + config_.label;
+    const Operation* operation = head();
+    if (operation)
+        return "#" + std::to_string(operation->header().seq) + " " + describe(operation->header()) + where;
+    const std::string messages = messenger_->describe();
+    return messages.empty() ? messages : messages + where;
+}
+
+/// The operations begun last, oldest first.
+std::string Comm::recent() const {
+    std::string text;
+    const std::uint64_t last = begun_.load(std::memory_order_acquire);
+    for (std::uint64_t seq = last > kRecent - 1 ? last - kRecent + 2 : 1; seq <= last; ++seq) {
+        const OpHeader header = recent_[seq % kRecent].read();
+        if (header.seq == seq) text += std::to_string(seq) + " " + describe(header) + "\n";
+    }
+    return text;
+}
+
+std::vector<int> Comm::lost() const {
+    std::vector<int> ranks;
+    for (const Peer* peer : others_)
+        if (peer->lost_at != 0) ranks.push_back(peer->rank);
+    return ranks;
 }
 
 std::vector<RankReport> Comm::ask_all(RankReport mine, double timeout, bool want_final) {
     const auto body = encode_report(mine, true);
     {
         const std::lock_guard lock(report_mutex_);
-        for (RankReport& report : reports_)
-            if (!report.is_final) report.heard = false;
+        for (RankReport& report : reports_) {
+            if (report.is_final && failed_) continue;
+            report.heard = report.is_final = false;
+        }
         if (mine.is_final && failed_) own_report_ = mine;
     }
     for (Peer* peer : others_)
@@ -164,6 +210,8 @@ std::vector<RankReport> Comm::ask_all(RankReport mine, double timeout, bool want
         report.alive = peer->control_open;
         report.left = peer->left;
         if (peer->left) report.done = std::max(report.done, peer->left_done.load());
+        // A rank of this host need not answer: its window tells.
+        if (peer->window) report.done = std::max(report.done, peer->window->control().done.load());
     }
     result[static_cast<std::size_t>(config_.rank)] = std::move(mine);
     return result;
@@ -177,7 +225,31 @@ std::vector<RankReport> Comm::reports(const std::string& what, const std::string
     return ask_all(std::move(mine), timeout, true);
 }
 
-void Comm::close() {
+/// Looks for peers that were in another operation than this rank in one that both have completed: where a
+/// rank only sends, nobody compares. Called at the end, when no later operation will.
+void Comm::check_stale() {
+    const std::uint64_t done = done_;
+    const auto compare = [&](Peer& peer, const OpHeader& theirs) {
+        if (theirs.seq == 0 || theirs.seq > done || theirs.seq + kRecent <= done) return;
+        const OpHeader mine = recent_[theirs.seq % kRecent].read();
+        if (theirs.signature != mine.signature) mismatch(mine, peer.rank, theirs);
+    };
+    try {
+        for (Peer* peer : others_) {
+            if (peer->window)
+                for (const SharedHeader& slot : peer->window->control().headers) compare(*peer, slot.read());
+            const auto head = peer->coll->peek(sizeof(OpHeader));
+            if (head.size() < sizeof(OpHeader)) continue;
+            OpHeader theirs;
+            std::memcpy(&theirs, head.data(), sizeof theirs);
+            if (theirs.second == kMessageMagic) compare(*peer, theirs);
+        }
+    } catch (const OperationFailed&) {
+        // Comm::fail has the reason.
+    }
+}
+
+void Comm::close(bool exiting) {
     if (closed_.exchange(true)) return;
     {
         // Small messages count as sent when they have been copied: they still have to leave.
@@ -189,14 +261,15 @@ void Comm::close() {
             std::this_thread::sleep_for(std::chrono::microseconds(200));
             lock.lock();
         }
+        if (!failed_ && head() == nullptr) check_stale();
         settle(Status::Aborted);
     }
     const auto failure = this->failure();
-    const std::uint64_t done = done_.load();
+    const Goodbye bye{done_.load(), exiting ? 1U : 0U};
     for (Peer* peer : others_) {
         if (!peer->control_open) continue;
         if (failure) peer->control->send(ControlKind::Abort, encode_failure(*failure));
-        peer->control->send(ControlKind::Bye, {reinterpret_cast<const std::byte*>(&done), sizeof done});
+        peer->control->send(ControlKind::Bye, {reinterpret_cast<const std::byte*>(&bye), sizeof bye});
         peer->control->shutdown();
     }
     engine_->remove(this);

@@ -144,7 +144,7 @@ void Comm::check_slow(Clock::time_point now, std::unique_lock<std::mutex>& lock)
     try {
         if (Operation* operation = head()) {
             if (operation->started == Clock::time_point{}) operation->started = now;
-            check_headers(*operation);
+            if (operation->begun()) check_headers(*operation);
             if (now - operation->started >= kSlow) say_slow(*operation);
         }
         check_lost(now);
@@ -222,8 +222,8 @@ void Comm::check_lost(Clock::time_point now) {
     raise({Status::PeerLost,
            seq,
            {first->rank},
-           first->left ? who + " left (finalised) after completing " + std::to_string(first->left_done) +
-                             " operations"
+           first->left ? who + (first->exiting ? " exited without finalize()" : " left (finalised)") +
+                             " after completing " + std::to_string(first->left_done) + " operations"
                        : who + " died: its connection closed without a goodbye"});
 }
 
@@ -247,7 +247,8 @@ void Comm::time_out(std::unique_lock<std::mutex>& lock, const Operation* operati
     } else {
         const std::string peer = message->peer < 0 ? "any rank" : "rank " + std::to_string(message->peer);
         failure.text = (message->is_send ? "send to " : "recv from ") + peer + ", tag " +
-                       std::to_string(message->tag) + ", did not finish in time";
+                       std::to_string(message->tag) + ", did not finish in time on rank " +
+                       std::to_string(config_.rank);
         if (message->peer >= 0 && message->peer != config_.rank) failure.ranks.push_back(message->peer);
     }
     timing_out_ = false;

@@ -114,6 +114,7 @@ std::vector<std::byte> encode_report(const RankReport& report, bool asks) {
     out.put(report.done);
     out.put_text(report.what);
     out.put_text(report.where);
+    out.put_text(report.recent);
     return out.take();
 }
 
@@ -128,6 +129,7 @@ std::optional<RankReport> decode_report(std::span<const std::byte> body, bool& a
     report.done = in.get<std::uint64_t>();
     report.what = in.get_text();
     report.where = in.get_text();
+    report.recent = in.get_text();
     if (!in.ok) return {};
     report.heard = true;
     return report;

@@ -31,6 +31,7 @@ struct RankReport {
     std::int32_t pid = 0;
     std::uint64_t posted = 0, done = 0;  ///< collectives started and completed
     std::string what, where;
+    std::string recent;  ///< the operations it began last, a line each: number, space, words
 };
 
 struct ControlFrame {

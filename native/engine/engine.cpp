@@ -73,6 +73,19 @@ void Engine::wake() noexcept {
     [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof one);
 }
 
+std::string Engine::activity(const Comm* except) {
+    std::vector<std::shared_ptr<Comm>> comms;
+    {
+        const std::lock_guard lock(mutex_);
+        comms = comms_;
+    }
+    for (const auto& comm : comms) {
+        if (comm.get() == except) continue;
+        if (auto text = comm->activity(); !text.empty()) return text;
+    }
+    return {};
+}
+
 void Engine::close() {
     if (is_child()) return;
     std::vector<std::shared_ptr<Comm>> comms;

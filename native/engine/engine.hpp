@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -30,6 +31,8 @@ class Engine {
     void remove(const Comm* comm);
     /// There is something to do.
     void wake() noexcept;
+    /// What this rank is in, in another communicator than `except`; empty if in nothing.
+    std::string activity(const Comm* except);
     /// Closes every communicator and ends the thread. Idempotent; in a forked child it does nothing.
     void close();
 

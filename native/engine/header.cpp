@@ -21,14 +21,23 @@ OpHeader SharedHeader::read() const noexcept {
     return header;
 }
 
+namespace {
+
+/// A round of splitmix64: cheap, and every bit of the value reaches every bit of the result.
+std::uint64_t mix(std::uint64_t h, std::uint64_t value) noexcept {
+    h += value + 0x9E3779B97F4A7C15ULL;
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EBULL;
+    return h ^ (h >> 31);
+}
+
+}  // namespace
+
+std::uint64_t chain_signatures(std::uint64_t history, std::uint64_t signature) noexcept {
+    return mix(history, signature);
+}
+
 std::uint64_t signature_of(const OpHeader& header) noexcept {
-    // splitmix64 over the fields: cheap, and every bit of every field reaches every bit of the result.
-    auto mix = [](std::uint64_t h, std::uint64_t value) {
-        h += value + 0x9E3779B97F4A7C15ULL;
-        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ULL;
-        h = (h ^ (h >> 27)) * 0x94D049BB133111EBULL;
-        return h ^ (h >> 31);
-    };
     std::uint64_t h = mix(0, header.operation | header.dtype << 8 | header.op << 16);
     h = mix(h, static_cast<std::uint32_t>(header.root));
     h = mix(h, header.count);

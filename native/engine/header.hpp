@@ -52,6 +52,10 @@ static_assert(sizeof(SharedHeader) == 64);
 /// Hash over the fields that ranks must agree on.
 std::uint64_t signature_of(const OpHeader& header) noexcept;
 
+/// The signature of an operation after others: ranks whose histories differ find out whenever they next meet,
+/// even if nothing of the operation that differed was ever compared.
+std::uint64_t chain_signatures(std::uint64_t history, std::uint64_t signature) noexcept;
+
 /// For people: "all_reduce(float32, 100 elements, sum)".
 std::string describe(const OpHeader& header);
 

@@ -60,8 +60,11 @@ bool Operation::begin() {
     for (Peer* peer : comm_.local_) peer->posts = peer->awaits = 0;
     header_.first = reinterpret_cast<std::uint64_t>(in_);
     header_.second = reinterpret_cast<std::uint64_t>(out_);
+    header_.signature = chain_signatures(comm_.history_, plan_->header.signature);
+    comm_.history_ = header_.signature;
     begun_ = true;
-    comm_.now_.publish(header_);
+    comm_.recent_[header_.seq % kRecent].publish(header_);
+    comm_.begun_.store(header_.seq, std::memory_order_release);
     if (!program_->fused || plan_->has_fallback) publish(0);
     chosen_ = !plan_->has_fallback;
     return true;

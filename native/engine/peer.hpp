@@ -46,7 +46,8 @@ class Peer final : public Bell {
     // Liveness; written by the engine's thread and by whoever finds a stream ended.
     std::atomic<std::int64_t> lost_at{0};  ///< when its end was noticed (Clock), 0: it is there
     std::atomic<bool> control_open{true};
-    std::atomic<bool> left{false};  ///< it said goodbye first
+    std::atomic<bool> exiting{false};  ///< it left because its process ended
+    std::atomic<bool> left{false};     ///< it said goodbye first
     std::atomic<std::uint64_t> left_done{0};
     SharedHeader slow;  ///< the operation it said it is blocked in
     std::atomic<std::uint64_t> bytes_sent{0};

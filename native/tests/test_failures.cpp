@@ -133,3 +133,84 @@ TEST(closing_ends_what_is_unfinished) {
     CHECK(task->status == Status::Aborted);
     close_world(world);
 }
+
+namespace {
+
+/// A program in which rank `root` sends everything to everybody, and nobody compares anything with it
+/// afterwards.
+std::vector<std::byte> send_from(int root, int rank, int size) {
+    Encoder e;
+    for (int r = 0; r < size; ++r)
+        if (rank == root && r != root) e.step(StepKind::Send, r, {}, {whole()});
+    if (rank != root) e.step(StepKind::Recv, root, {whole()}, {});
+    return e.bytes();
+}
+
+Status broadcast(Comm& comm, int rank, int root) {
+    std::vector<float> data(10, 1.0F);
+    OpHeader header = all_reduce_header(10, ReduceOp::None);
+    header.operation = 1;
+    header.root = root;
+    auto plan = comm.plan(send_from(root, rank, comm.size()), {}, header, all_reduce_sizes(10), 0);
+    return comm.run(plan, data.data(), data.data(), 10, {});
+}
+
+}  // namespace
+
+TEST(a_difference_that_nobody_compared_is_found_in_the_next_operation) {
+    for (const auto& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
+        auto world = make_world(hosts);
+        std::vector<Status> first(2), second(2);
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            first[static_cast<std::size_t>(rank)] =
+                broadcast(comm, rank, rank);  // each its own root: both only send
+        });
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            second[static_cast<std::size_t>(rank)] = reduce(comm, rank, 2, 100, 10);
+        });
+        for (std::size_t r : {0u, 1u}) {
+            CHECK(first[r] == Status::Ok);
+            CHECK(second[r] == Status::Mismatch);
+        }
+        const auto reports = world[0].comm->reports("", "", 1.0);
+        CHECK(reports[0].recent.starts_with("1 broadcast(float32, 10 elements, root 0)\n2 all_reduce"));
+        CHECK(reports[1].recent.starts_with("1 broadcast(float32, 10 elements, root 1)\n2 all_reduce"));
+        close_world(world);
+    }
+}
+
+TEST(a_difference_that_nobody_compared_is_found_at_the_end) {
+    for (const auto& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
+        auto world = make_world(hosts);
+        on_every_rank(world, [&](Comm& comm, int rank) { CHECK(broadcast(comm, rank, rank) == Status::Ok); });
+        world[0].comm->close();
+        const auto failure = world[0].comm->failure();
+        CHECK(failure.has_value() && failure->kind == Status::Mismatch);
+        CHECK(failure && failure->text.find("broadcast(float32, 10 elements, root 1)") != std::string::npos);
+        close_world(world);
+    }
+}
+
+TEST(a_rank_that_did_its_part_may_leave) {
+    for (const auto& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
+        auto world = make_world(hosts);
+        CHECK(broadcast(*world[0].comm, 0, 0) == Status::Ok);
+        world[0].engine->close();
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        CHECK(broadcast(*world[1].comm, 1, 0) == Status::Ok);
+        CHECK(broadcast(*world[1].comm, 1, 0) == Status::PeerLost);
+        close_world(world);
+    }
+}
+
+TEST(a_queued_operation_has_its_own_deadline) {
+    auto world = make_world({0, 0});
+    Comm& comm = *world[0].comm;
+    std::vector<float> data(10);
+    auto plan = comm.plan(ring(0, 2), {}, all_reduce_header(10), all_reduce_sizes(10), 0);
+    auto first = comm.start(plan, data.data(), data.data(), 300, "");
+    const auto start = Clock::now();
+    CHECK(comm.run(plan, data.data(), data.data(), 0.3, {}) == Status::Timeout);
+    CHECK(seconds_since(start) < 2.0);
+    close_world(world);
+}

@@ -40,6 +40,7 @@ class Report:
     done: int  # collectives it has completed
     what: str  # the operation it is in, or the last one, in words
     where: str  # the Python line, if known
+    recent: str  # the collectives it began last, a line each: number, space, words
 
 class Engine:
     def __init__(self) -> None: ...
@@ -72,6 +73,7 @@ class Comm:
         pids: list[int],
         buffer_bytes: int,
         crowded: bool,
+        label: str = "",
     ) -> None: ...
     def plan(
         self,
@@ -118,4 +120,8 @@ class Comm:
 
     def bytes_sent(self, rank: int) -> int: ...
     def shared_bytes(self) -> int: ...
-    def close(self) -> None: ...
+    def lost(self) -> list[int]:
+        """Ranks whose connection has ended."""
+
+    def close(self, exiting: bool = False) -> None:
+        """Leave. exiting: the process ends without having been asked to leave; peers are told so."""

@@ -31,6 +31,7 @@ class Report:
     done: int = 0
     what: str = ""
     where: str = ""
+    recent: str = ""
 
 
 class Op:
@@ -65,6 +66,7 @@ class Comm:
         self.told: list[Report] = []
         self.asked: list[tuple[str, str]] = []
         self.closed = 0
+        self.gone: list[int] = []
 
     def plan(self, program: bytes, fallback: bytes, **sizes: Any) -> dict[str, Any]:
         self.plans.append(sizes)
@@ -102,7 +104,10 @@ class Comm:
     def abort(self, text: str) -> None:
         self.first_failure = Failure(ABORTED, text=text)
 
-    def close(self) -> None:
+    def lost(self) -> list[int]:
+        return self.gone
+
+    def close(self, exiting: bool = False) -> None:
         self.closed += 1
 
 

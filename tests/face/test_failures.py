@@ -92,7 +92,7 @@ def test_a_timeout_in_another_operation_and_after_leaving(fake: ModuleType) -> N
     comm, _ = _failing(fake, fake.TIMEOUT, fake.Failure(fake.TIMEOUT, [1, 2, 3], 5), told)
     with pytest.raises(CollectiveTimeout) as error:
         comm.barrier()
-    assert "rank 1 (pid 101) finalised after 3 operations" in str(error.value)
+    assert "rank 1 (pid 101) left after 3 operations" in str(error.value)
     assert "rank 2 (pid 102) was in all_gather(int8, 4 elements) at y.py:3" in str(error.value)
     assert "rank 3 (pid 103) is gone; it had completed 1 operation" in str(error.value)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hcomm import _native
@@ -19,6 +20,8 @@ from hcomm.errors import (
 MISMATCH_SECONDS = 2.0
 #: Seconds given to them after a timeout: the core has asked them before, and a stopped rank never answers.
 TIMEOUT_SECONDS = 0.25
+#: What Python says of a shape and the core does not know.
+_SHAPE = re.compile(r" of shape \(.*?\)")
 
 
 @dataclass(frozen=True)
@@ -129,24 +132,34 @@ class Reporter:
         return "ranks " + ", ".join(str(rank) for rank in ranks)
 
     def _mismatch(self, call: Call, failure: _native.Failure | None) -> CollectiveMismatch:
-        calls: dict[str, list[int]] = {str(call): [self._rank]}
+        reports = self._comm.reports(call.what, call.where, MISMATCH_SECONDS)
+        found = failure.seq if failure is not None else 0
+        histories = {report.rank: _history(report.recent) for report in reports if report.heard}
+        # Where a rank only sends, nothing is compared until ranks meet again: the fault may lie further back.
+        number = min(_first_difference(histories) or found, found or 2**63)
+        calls: dict[str, list[int]] = {}
         silent = []
-        for report in self._comm.reports(call.what, call.where, MISMATCH_SECONDS):
-            if report.rank == self._rank:
-                continue
-            if report.heard and report.what:
-                calls.setdefault(_at(report.what, report.where), []).append(report.rank)
+        said = {report.rank: (report.what, report.where) for report in reports if report.heard}
+        said[self._rank] = (call.what, call.where)
+        for rank in range(len(self._ranks)):
+            what, where = said.get(rank, ("", ""))
+            past = histories.get(rank, {}).get(number, "")
+            if past and _SHAPE.sub("", what) != past:
+                what, where = past, ""
+            if what:
+                calls.setdefault(_at(what, where), []).append(rank)
             else:
-                silent.append(report.rank)
+                silent.append(rank)
         lines = [
             f"{self.names(sorted(ranks))}: {what}"
             for what, ranks in sorted(calls.items(), key=lambda item: min(item[1]))
         ]
         if silent:
             lines.append(f"{self.names(silent)}: did not say what it called")
-        number = f"operation #{failure.seq}" if failure is not None else "an operation"
-        text = f"{number} differs between ranks{self._in_group()}: " + "; ".join(lines)
-        if failure is not None and failure.text and (silent or len(calls) < 2):
+        text = f"operation #{number} differs between ranks{self._in_group()}: " + "; ".join(lines)
+        if number < found:
+            text += f"; noticed in operation #{found}, here in {call}"
+        elif failure is not None and failure.text and (silent or len(calls) < 2):
             text += f" ({failure.text})"
         ranks = tuple(failure.ranks) if failure is not None else ()
         return CollectiveMismatch(text + ". Every rank must make the same calls in the same order.", ranks)
@@ -200,8 +213,10 @@ class Reporter:
         """What one rank is doing, in words."""
         who = f"{self.name(report.rank)} (pid {self._pids[report.rank]})"
         done = _operations(report.done)
+        if not report.heard and report.alive and not report.done:
+            done = "an unknown number of operations"
         if report.left:
-            return f"{who} finalised after {done}"
+            return f"{who} left after {done}"
         if not report.alive:
             return f"{who} is gone; it had completed {done}"
         if not report.heard:
@@ -219,6 +234,24 @@ class Reporter:
 
 def _at(what: str, where: str) -> str:
     return f"{what} at {where}" if where else what
+
+
+def _history(recent: str) -> dict[int, str]:
+    """The collectives a rank began last: number → in words."""
+    pairs = (line.split(" ", 1) for line in recent.splitlines())
+    return {int(number): what for number, what in pairs}
+
+
+def _first_difference(histories: Mapping[int, Mapping[int, str]]) -> int | None:
+    """The first operation that two ranks remember differently."""
+    known: dict[int, str] = {}
+    differing = [
+        number
+        for history in histories.values()
+        for number, what in history.items()
+        if known.setdefault(number, what) != what
+    ]
+    return min(differing, default=None)
 
 
 def _operations(count: int) -> str:
