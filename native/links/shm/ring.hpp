@@ -78,6 +78,8 @@ class RingReader {
 
     std::span<const std::byte> peek(std::size_t most) noexcept {
         const std::uint64_t head = ring_.control->head.load(std::memory_order_acquire);
+        // The reader may have skipped the padding of a message before the writer has told of it.
+        if (head <= tail_) return {};
         const std::size_t at = tail_ % ring_.capacity;
         return {ring_.data + at,
                 std::min({most, static_cast<std::size_t>(head - tail_), ring_.capacity - at})};
