@@ -79,7 +79,9 @@ class Costs:
         """The cost of a class of links. Raises ValueError naming those there are."""
         found = self.links.get(name)
         if found is None:
-            raise ValueError(f"no cost for links of class '{name}'; there are {', '.join(sorted(self.links))}")
+            raise ValueError(
+                f"no cost for links of class '{name}'; there are {', '.join(sorted(self.links))}"
+            )
         return found
 
     def with_links(self, links: Mapping[str, LinkCost], **others: Any) -> Costs:
@@ -136,13 +138,13 @@ class Scene:
     window_bytes: int = 4 << 20
 
     @classmethod
-    def regular(cls, hosts: int, ranks_per_host: int, costs: Costs | None = None, *, shm: bool = True) -> Scene:
+    def regular(
+        cls, hosts: int, ranks_per_host: int, costs: Costs | None = None, *, shm: bool = True
+    ) -> Scene:
         """`hosts` hosts of `ranks_per_host` ranks, counted host by host; `shm`: those of a host share memory."""
         if hosts < 1 or ranks_per_host < 1:
             raise ValueError(f"a world needs hosts and ranks, got {hosts} hosts of {ranks_per_host} ranks")
-        places = tuple(
-            tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(hosts)
-        )
+        places = tuple(tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(hosts))
         cliques = places if shm else tuple((r,) for r in range(hosts * ranks_per_host))
         return cls(places, cliques, costs or Costs())
 
@@ -195,9 +197,7 @@ class Price:
 Programs = Callable[[int], Program]
 
 
-def price(
-    name: str, programs: Programs, scene: Scene, operation: str, nbytes: int, root: int = 0
-) -> Price:
+def price(name: str, programs: Programs, scene: Scene, operation: str, nbytes: int, root: int = 0) -> Price:
     """The price of one algorithm.
 
     Args:
@@ -215,9 +215,7 @@ def price(
         empty = simulate(programs, scene, operation, 0, root)
     except ValueError as error:
         return Price(name, float("inf"), obstacle=str(error))
-    return Price(
-        name, whole.seconds, empty.seconds, whole.messages, whole.outside, whole.traffic
-    )
+    return Price(name, whole.seconds, empty.seconds, whole.messages, whole.outside, whole.traffic)
 
 
 def cheapest(

@@ -71,6 +71,11 @@ class Planner:
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._programs: dict[tuple[str, str, int], bytes] = {}
 
+    @property
+    def world(self) -> Setting:
+        """What the communicator offers, as the selection sees it."""
+        return self._world
+
     def choose(
         self,
         operation: str,

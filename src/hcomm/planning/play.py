@@ -135,7 +135,8 @@ class Player:
         together = busiest * (lengths.nbytes if vector is None else vector)
         self._far = costs.far if costs.cache and together > costs.cache else 1.0
         self._processors = [
-            [0.0] * costs.cores if costs.cores and len(members) > costs.cores else [] for members in scene.hosts
+            [0.0] * costs.cores if costs.cores and len(members) > costs.cores else []
+            for members in scene.hosts
         ]
         for free in self._processors:
             heapify(free)
@@ -169,7 +170,9 @@ class Player:
             for step in block.steps:
                 for op, nbytes in self._operations(rank, step):
                     steps.append((step.stage, op, nbytes))
-            tile = tile_bytes(block, program.window_slots, self._scene.window_bytes) if block.tile_bytes else 0
+            tile = (
+                tile_bytes(block, program.window_slots, self._scene.window_bytes) if block.tile_bytes else 0
+            )
             tiles = max(1, -(-self._lengths.longest(block) // tile)) if tile else 1
             blocks.append((steps, tile, tiles, block.stages))
         return blocks
@@ -183,7 +186,10 @@ class Player:
             yield (_SEND, key, self._link(rank, step.peer), outside, to), length(rank, step.src[0])
         elif kind in (Kind.RECV, Kind.RECV_REDUCE):
             add = costs.reduce * self._far if kind is Kind.RECV_REDUCE else 0.0
-            yield (_RECV, self._key(rank, step.peer), self._link(rank, step.peer)[2] + add), length(rank, step.dst[0])
+            yield (
+                (_RECV, self._key(rank, step.peer), self._link(rank, step.peer)[2] + add),
+                length(rank, step.dst[0]),
+            )
         elif kind is Kind.MOVE:
             nsrc, ndst = len(step.src), len(step.dst)
             work = (costs.copy * ndst + costs.reduce * (nsrc - 1)) * self._far
@@ -305,7 +311,13 @@ class Player:
         if waiting:
             raise ValueError(f"ranks {sorted({r for r, _ in waiting.values()})[:8]} wait for ever")
         return Played(
-            max(finish.values()), finish, max(sent.values()), max(outside_bytes), max(traffic), True, len(ranks)
+            max(finish.values()),
+            finish,
+            max(sent.values()),
+            max(outside_bytes),
+            max(traffic),
+            True,
+            len(ranks),
         )
 
 
@@ -328,5 +340,5 @@ def _expand(blocks: list[tuple[list[tuple[int, Op, int]], int, int, int]]) -> It
                     left = n - t * tile
                     if left > 0:
                         yield op, left if left < tile else tile
-                    elif t == 0 or not n and op[0] in (_POST, _AWAIT):
+                    elif t == 0 or (not n and op[0] in (_POST, _AWAIT)):
                         yield op, 0

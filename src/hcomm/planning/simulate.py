@@ -106,7 +106,13 @@ def _shape(program: Program, rank: int, size: int) -> list[tuple[object, ...]]:
     """What a program's time depends on, with ranks counted from its own."""
 
     def region(r: Region) -> tuple[int, ...]:
-        return (r.space, r.owner if r.owner == OWN else (r.owner - rank) % size, r.part, r.end - r.begin, r.parts)
+        return (
+            r.space,
+            r.owner if r.owner == OWN else (r.owner - rank) % size,
+            r.part,
+            r.end - r.begin,
+            r.parts,
+        )
 
     def step(s: Step) -> tuple[object, ...]:
         peer = (s.peer - rank) % size if s.peer >= 0 else -1
@@ -174,9 +180,7 @@ class Point:
     played: Played | None = None
 
 
-def point(
-    candidate: Candidate, scene: Scene, operation: str, nbytes: int, root: int = 0
-) -> Point:
+def point(candidate: Candidate, scene: Scene, operation: str, nbytes: int, root: int = 0) -> Point:
     """Simulate one algorithm."""
     hosts, ranks = len(scene.hosts), scene.size
     if candidate.obstacle:
