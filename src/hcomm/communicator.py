@@ -14,13 +14,16 @@ from hcomm.config import Settings, parse
 from hcomm.core import Planner
 from hcomm.errors import UnknownAlgorithm
 from hcomm.exchanges import Exchanges
+from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
+from hcomm.planning.select import Request
 from hcomm.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
     # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
     from hcomm.bootstrap import Wiring, World
+    from hcomm.planning.explain import Explanation
 
 
 class Link(NamedTuple):
@@ -85,6 +88,7 @@ class Communicator(Exchanges, PointToPoint):
         self._reasons = dict(wiring.reasons)
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
+        self._costs = Costs()
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]
@@ -121,6 +125,73 @@ class Communicator(Exchanges, PointToPoint):
     def cliques(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that share memory with each other: a partition of all ranks."""
         return self._cliques
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host: a partition of all ranks, at most as fine as `cliques`."""
+        places: dict[object, list[int]] = {}
+        first = {rank: members[0] for members in self._cliques for rank in members}
+        for rank in range(self._size):
+            # Ranks that share memory are on one host, whatever their containers call themselves.
+            host = self._hosts[first[rank]]
+            places.setdefault((host.boot_id, host.hostname), []).append(rank)
+        return tuple(map(tuple, places.values()))
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Per rank, the name of its host."""
+        return tuple(host.hostname for host in self._hosts)
+
+    @property
+    def costs(self) -> Costs:
+        """What its links and hosts are taken to cost: assumed, until `measure_costs` was called."""
+        return self._costs
+
+    def measure_costs(self, *, fresh: bool = False) -> Costs:
+        """Measure what links and memory cost, for `explain`. Collective; up to 100 ms, less where results are kept
+        from an earlier run in the user's cache folder (`fresh`: measure again).
+
+        Raises:
+            CommunicatorError: a rank failed meanwhile.
+        """
+        from hcomm.costs import measure
+
+        self._check()
+        self._costs = measure(self, fresh=fresh)
+        return self._costs
+
+    def explain(
+        self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
+    ) -> Explanation:
+        """Which algorithm a call would use, what each is predicted to cost, and why each lost. Communicates nothing.
+
+        Args:
+            operation: such as `all_reduce`.
+            nbytes: of the whole tensor, or of the big side of gather-like operations.
+            dtype: element type.
+            op: operator of a reduction.
+            root: of a rooted operation.
+
+        Returns:
+            The explanation; print it.
+
+        Raises:
+            ValueError: there is no such operation or root, or `nbytes` is negative.
+            UnknownAlgorithm: an algorithm was asked for by a setting that cannot run here.
+        """
+        from hcomm.planning.explain import explain
+
+        if operation not in OPERATIONS:
+            raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
+        if nbytes < 0:
+            raise ValueError(f"nbytes must not be negative, not {nbytes}")
+        self._check_alive()
+        planner = self._planner
+        assert isinstance(planner, ProgramPlanner)
+        world = planner.world
+        scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
+        request = Request(operation, dtype, op, nbytes, self._peer(root, "root"))
+        return explain(world, scene, request, self._algorithms.get(operation))
 
     @property
     def backend_name(self) -> str:
