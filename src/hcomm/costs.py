@@ -34,8 +34,8 @@ _TRIAL = 64 << 10
 #: Seconds that the round trips of one phase with large messages should take.
 _PHASE_SECONDS = 0.012
 _LARGEST = 2 << 20
-#: Bytes of copies and reductions: more than a core's own caches hold together with the other operand.
-_MEMORY = 1 << 20
+#: Bytes of copies and reductions: more than a core keeps to itself.
+_MEMORY = 4 << 20
 #: The most seconds that any one program may take.
 _SECONDS = 60.0
 #: Per host: copy, reduce, memory, meet, call, cores.
@@ -130,7 +130,9 @@ class _Meter:
         """(α, β) of every pair."""
         found: dict[Pair, tuple[float, float]] = {}
         for phase in self._phases:
-            latency = self._time(lambda p, phase=phase: _round_trips(p, phase, _ROUNDS), _ITEM) / (2 * _ROUNDS)
+            latency = self._time(lambda p, phase=phase: _round_trips(p, phase, _ROUNDS), _ITEM) / (
+                2 * _ROUNDS
+            )
             trial = self._time(lambda p, phase=phase: _round_trips(p, phase, 1), _TRIAL) / 2
             mine = any(self._world.rank == self._owner(pair) for pair in phase)
             slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)

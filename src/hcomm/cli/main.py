@@ -6,6 +6,7 @@ import click
 
 from hcomm.cli.check import check
 from hcomm.cli.explain import explain
+from hcomm.cli.simulate import simulate
 from hcomm.cli.topology import topology
 
 
@@ -18,6 +19,7 @@ def main() -> None:
 main.add_command(check)
 main.add_command(topology)
 main.add_command(explain)
+main.add_command(simulate)
 
 if __name__ == "__main__":
     main()

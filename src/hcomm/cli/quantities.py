@@ -10,6 +10,7 @@ import click
 
 from hcomm.codes import OPERATIONS
 from hcomm.planning.cost import Costs, Scene
+from hcomm.topology.files import parse_rate
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?")
 
@@ -31,6 +32,21 @@ class Bytes(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Bytes of a text. Raises BadParameter."""
         return value if isinstance(value, int) else parse_bytes(str(value))
+
+
+class Rate(click.ParamType[float]):
+    """A rate on the command line, in bytes per second: `300GB/s`, `100Gbit/s`."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """B/s of a text. Raises BadParameter."""
+        if isinstance(value, float):
+            return value
+        rate = parse_rate(str(value))
+        if not rate:
+            raise click.BadParameter(f"expected a rate such as 300GB/s or 100Gbit/s, found {value!r}")
+        return rate
 
 
 OPERATION = click.Choice(sorted(OPERATIONS))

@@ -64,7 +64,7 @@ class Costs:
 
     links: Mapping[str, LinkCost] = field(default_factory=lambda: dict(DEFAULT_LINKS))
     call: float = 1.5e-6
-    step: float = 0.15e-6
+    step: float = 0.06e-6
     meet: float = 0.3e-6
     copy: float = 0.09e-9
     reduce: float = 0.05e-9

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from .builder import Requirement
 from .cost import Programs, Scene
 from .play import Lengths, Played, Player
-from .program import OWN, Block, Program, Region, Step
+from .program import OWN, Program, Region
 from .registry import Algorithm, algorithms
 from .select import Request, Setting, obstacle
 
@@ -84,7 +84,7 @@ def symmetric(programs: Programs, scene: Scene) -> bool:
     """Whether the ranks of host 0 can stand for all.
 
     Hosts must be alike and counted one after the other, and rank r + k must do what rank r does with every peer moved
-    by k, the ranks per host. That is looked at on four hosts, not on all: an algorithm that treats another host
+    by k, the ranks per host. That is looked at on a few hosts, not on all: an algorithm that treats another host
     differently would be missed; none of the built-in ones does.
     """
     hosts, k = len(scene.hosts), len(scene.hosts[0])
@@ -92,7 +92,7 @@ def symmetric(programs: Programs, scene: Scene) -> bool:
     cliques = (regular, tuple((r,) for r in range(scene.size)))
     if hosts < 2 or scene.hosts != regular or scene.cliques not in cliques or scene.classes:
         return False
-    others = sorted({1, hosts // 2, hosts // 3, hosts - 1} - {0})
+    others = sorted({1, hosts // 3, hosts - 1} - {0})
     for local in range(k):
         first = _shape(programs(local), local, scene.size)
         for other in others:
@@ -102,28 +102,25 @@ def symmetric(programs: Programs, scene: Scene) -> bool:
     return True
 
 
-def _shape(program: Program, rank: int, size: int) -> list[tuple[object, ...]]:
+def _shape(program: Program, rank: int, size: int) -> list[object]:
     """What a program's time depends on, with ranks counted from its own."""
 
     def region(r: Region) -> tuple[int, ...]:
-        return (
-            r.space,
-            r.owner if r.owner == OWN else (r.owner - rank) % size,
-            r.part,
-            r.end - r.begin,
-            r.parts,
-        )
+        owner = OWN if r.owner == OWN else (r.owner - rank) % size
+        return (r.space, owner, r.part, r.end - r.begin, r.parts)
 
-    def step(s: Step) -> tuple[object, ...]:
-        peer = (s.peer - rank) % size if s.peer >= 0 else -1
-        ranks = tuple(sorted((r - rank) % size for r in s.ranks))
+    def regions(several: tuple[Region, ...]) -> list[tuple[int, ...]]:
         # Sources are reduced in rank order, so their order differs from rank to rank; the time does not.
-        return (s.kind, s.stage, peer, sorted(map(region, s.dst)), sorted(map(region, s.src)), ranks)
+        return [region(r) for r in several] if len(several) < 2 else sorted(map(region, several))
 
-    def block(b: Block) -> tuple[object, ...]:
-        return (b.tile_bytes, b.buffers, b.stages, [step(s) for s in b.steps])
-
-    return [block(b) for b in program.blocks]
+    shape: list[object] = []
+    for block in program.blocks:
+        shape.append((block.tile_bytes, block.buffers, block.stages))
+        for kind, stage, peer, _, dst, src, ranks in block.steps:
+            other = (peer - rank) % size if peer >= 0 else -1
+            met = sorted((r - rank) % size for r in ranks) if ranks else ()
+            shape.append((kind, stage, other, regions(dst), regions(src), met))
+    return shape
 
 
 def programs_of(entry: Algorithm, scene: Scene, root: int = 0) -> Programs:
@@ -163,7 +160,7 @@ def candidates(
     for entry in algorithms(operation):
         problem = ""
         if entry.requires is not Requirement.LINKS or not nbytes:
-            problem = obstacle(entry, world, request)
+            problem = obstacle(entry, world, request).partition(" [(")[0]  # without the list of all groups
         yield Candidate(entry, problem)
 
 

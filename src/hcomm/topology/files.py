@@ -150,6 +150,12 @@ class _Place:
             raise self.fail(f"unknown field '{unknown[0]}'; known: {', '.join(sorted(self._taken))}")
 
 
+def parse_rate(text: str) -> float:
+    """B/s of `300GB/s` or `100Gbit/s`; 0 for what is no rate."""
+    match = _RATE.fullmatch(text.strip())
+    return _scaled(match) if match else 0.0
+
+
 def _scaled(match: re.Match[str]) -> float:
     if match.re is _TIME:
         return float(match[1]) * _TIMES[match[2]]

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 #: Seconds after which a measurement is made again.
@@ -45,7 +46,7 @@ def representatives(hosts: Sequence[Sequence[int]], cliques: Sequence[Sequence[i
         if other:
             loopback.append(Pair(members[0], other[0], "loopback"))
     firsts = [members[0] for members in hosts]
-    between = [Pair(a, b, "tcp") for a, b in zip(firsts, firsts[1:], strict=False)]
+    between = [Pair(a, b, "tcp") for a, b in pairwise(firsts)]
     return [phase for phase in (shm, loopback, between[::2], between[1::2]) if phase]
 
 
