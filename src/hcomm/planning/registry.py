@@ -7,6 +7,7 @@ written `256KB`) or text, with defaults. `torus2d(grid=2x4)` is how users set th
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,10 +159,17 @@ def add(entry: Algorithm) -> None:
     Raises:
         ValueError: the name is taken.
     """
+    check_free(entry)
+    _algorithms[entry.operation, entry.name] = entry
+
+
+def check_free(entry: Algorithm) -> None:
+    """Raise ValueError when the name of `entry` is no word, or is taken by another module."""
+    if not re.fullmatch(r"\w[\w.+]*", entry.name):
+        raise ValueError(f"'{entry.name}' is no name for an algorithm: use letters, digits and underscores")
     taken = _algorithms.get((entry.operation, entry.name))
     if taken is not None and taken.write.__module__ != entry.write.__module__:
         raise ValueError(f"{entry.operation} algorithm '{entry.name}' is taken by {taken.write.__module__}")
-    _algorithms[entry.operation, entry.name] = entry
 
 
 def algorithms(operation: str | None = None) -> list[Algorithm]:

@@ -43,9 +43,10 @@ def hierarchical(p: Builder) -> None:
     if lane is not None and len(p.cliques) > 1:
         ring = [clique[lane] for clique in p.cliques]
         parts = [p.chunk(lane * len(ring) + h, of=lanes * len(ring)) for h in range(len(ring))]
-        ring_reduce_scatter(p, ring, parts)
-        p.finish(parts[ring.index(p.rank)])
-        ring_all_gather(p, ring, parts)
+        with p.tiles(1 << 20):
+            ring_reduce_scatter(p, ring, parts)
+            p.finish(parts[ring.index(p.rank)])
+            ring_all_gather(p, ring, parts)
     if len(p.local) > 1:
         with p.tiles(256 << 10, buffers=2, stages=2):
             for i in range(lanes):
