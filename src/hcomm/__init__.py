@@ -57,6 +57,10 @@ from hcomm.functions import (
     scatter_async,
     send,
 )
+from hcomm.planning.builder import Builder
+from hcomm.planning.custom import algorithm
+from hcomm.planning.registry import ACCESS, LINKS, SHARED_MEMORY
+from hcomm.planning.volume import Volume
 from hcomm.work import Work
 from hcomm.world import VERSION as __version__
 from hcomm.world import (
@@ -73,9 +77,13 @@ from hcomm.world import (
 )
 
 __all__ = [
+    "ACCESS",
+    "LINKS",
+    "SHARED_MEMORY",
     "AlreadyInitialized",
     "AuthenticationError",
     "BrokenCommunicator",
+    "Builder",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
@@ -96,8 +104,10 @@ __all__ = [
     "UnknownAlgorithm",
     "UnsupportedBuffer",
     "UnsupportedOperator",
+    "Volume",
     "Work",
     "__version__",
+    "algorithm",
     "all_gather",
     "all_gather_async",
     "all_reduce",

@@ -14,10 +14,11 @@ from hcomm.config import Settings, parse
 from hcomm.core import Planner
 from hcomm.errors import UnknownAlgorithm
 from hcomm.exchanges import Exchanges
+from hcomm.planning import override
 from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
-from hcomm.planning.select import Request
+from hcomm.planning.select import Request, option_name
 from hcomm.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Communicator(Exchanges, PointToPoint):
         """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
         clique = next(members for members in wiring.cliques if wiring.rank in members)
         buffer_bytes = settings.size("BUFFER_SIZE")
-        chosen = _algorithms(algorithm, settings)
+        chosen = _algorithms(algorithm)
         self._sockets = [
             (fd, os.fstat(fd).st_ino) for fd in (*wiring.control, *wiring.coll, *wiring.p2p) if fd >= 0
         ]
@@ -236,7 +237,7 @@ class Communicator(Exchanges, PointToPoint):
             ranks: ranks of this communicator; their order is the order of the group.
             transport: `auto`, `shm` or `tcp`; wins over HCOMM_TRANSPORT.
             algorithm: for every operation that has one of this name, or {operation: name}; wins over
-                HCOMM_*_ALGO.
+                HCOMM_*_ALGO, and may be written like them (`ring:8KB-max`, `^star`).
             timeout: default seconds for its operations.
             buffer_size: bytes (or `8MB`) of shared memory per rank.
             name: for messages, and to tell apart groups of the same ranks that are made at the same time.
@@ -314,26 +315,47 @@ class Communicator(Exchanges, PointToPoint):
 def agreed_settings(
     settings: Settings, algorithm: str | Mapping[str, str] | None = None
 ) -> dict[str, str | dict[str, str]]:
-    """What all members must have alike, because they choose algorithms by it. Raises UnknownAlgorithm."""
+    """What all members must have alike, because they choose algorithms by it.
+
+    Raises:
+        UnknownAlgorithm: a name in a setting or in `algorithm` is not registered.
+        ConfigError: one of them is not understood.
+    """
+    forced = {operation: text for operation in OPERATIONS if (text := settings.algorithm(operation))}
+    for operation, text in forced.items():
+        name = option_name(operation)
+        override.parse(operation, text, settings.source(name) or f"HCOMM_{name}")
     return {
         "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
-        "algorithms": _algorithms(algorithm, settings),
+        "HCOMM_RING_CHUNK_SIZE": settings.text("RING_CHUNK_SIZE"),
+        "algorithms": {**forced, **_algorithms(algorithm)},
     }
 
 
-def _algorithms(asked: str | Mapping[str, str] | None, settings: Settings) -> dict[str, str]:
-    """Operation → the algorithm forced for it, from an argument (first) and from the settings.
+def _algorithms(asked: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Operation → what `algorithm=` of a group says about it.
 
     Raises:
-        UnknownAlgorithm: no operation has an algorithm of that name.
+        UnknownAlgorithm: no operation has all the algorithms that are named; or one of a mapping is unknown.
+        ConfigError: the text is not understood.
     """
-    forced = {operation: name for operation in OPERATIONS if (name := settings.algorithm(operation))}
+    if asked is None:
+        return {}
     if isinstance(asked, str):
-        having = {entry.operation: asked for entry in registered() if entry.name == asked}
-        if not having:
+        words = {name.lower() for name in override.names(asked)}
+        having = {
+            operation: {entry.name.lower() for entry in registered(operation)} for operation in OPERATIONS
+        }
+        asked = {operation: asked for operation in OPERATIONS if words <= having[operation]}
+        if not asked:
             known = sorted({entry.name for entry in registered()})
             raise UnknownAlgorithm(
-                f"no operation has an algorithm named {asked!r}; known: {', '.join(known)}"
+                f"no operation has an algorithm named {', '.join(map(repr, sorted(words)))}; known: {', '.join(known)}"
             )
-        return {**forced, **having}
-    return {**forced, **(asked or {})}
+    for operation, text in asked.items():
+        if operation not in OPERATIONS:
+            raise UnknownAlgorithm(
+                f"algorithm= names the operation {operation!r}; known: {', '.join(OPERATIONS)}"
+            )
+        override.parse(operation, text, f"algorithm of {operation}")
+    return dict(asked)

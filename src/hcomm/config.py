@@ -107,7 +107,7 @@ def _algorithm(operation: str) -> Setting:
         f"{short}_ALGO",
         _text,
         "",
-        f"Algorithm for every {operation}; empty: chosen by size and topology.",
+        f"Algorithm for every {operation}: `ring`, `ring:8KB-max`, `^star`; empty: chosen by size and topology.",
         (*aliases, f"HCCL_{short}_ALGO"),
     )
 
@@ -160,6 +160,13 @@ SETTINGS: tuple[Setting, ...] = (
         "off",
         "How much to tell on standard error: off, warn, info, trace.",
         ("HCCL_DEBUG",),
+    ),
+    Setting(
+        "RING_CHUNK_SIZE",
+        parse_size,
+        0,
+        "Bytes of the pieces in which rings pass their chunks on; 0: whole chunks (reduce_scatter: 1MB).",
+        ("HCCL_RING_CHUNK_SIZE",),
     ),
     _algorithm("all_reduce"),
     _algorithm("broadcast"),

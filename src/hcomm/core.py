@@ -144,7 +144,7 @@ class Core:
             s.op,
             s.nbytes,
             None if s.root < 0 else s.root,
-            self._algorithms.get(s.operation),
+            s.algorithm or self._algorithms.get(s.operation),
         )
         plan = self._native.plan(
             choice.program,

@@ -66,7 +66,7 @@ def explain(world: Setting, scene: Scene, request: Request, asked: str | None = 
     Raises:
         UnknownAlgorithm: the one asked for (by `asked` or a setting) is not registered, or cannot run here.
     """
-    chosen, why = select(world, request, asked)
+    chosen, options, why = select(world, request, asked)
     once = _rounds_once(world, request)
     prices, unfit = [], {}
     found = candidates(
@@ -76,7 +76,8 @@ def explain(world: Setting, scene: Scene, request: Request, asked: str | None = 
         if candidate.obstacle:
             prices.append(Price(candidate.name, float("inf"), obstacle=candidate.obstacle))
             continue
-        programs = programs_of(candidate.entry, scene, request.root)
+        given = options if candidate.entry is chosen else ()
+        programs = programs_of(candidate.entry, scene, request.root, given)
         prices.append(price(candidate.name, programs, scene, request.operation, request.nbytes, request.root))
         if once and not candidate.entry.reduces_once:
             unfit[candidate.name] = f"not considered: rounds {request.dtype} more than once"

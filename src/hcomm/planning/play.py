@@ -322,7 +322,7 @@ class Player:
 
 
 def _expand(blocks: list[tuple[list[tuple[int, Op, int]], int, int, int]]) -> Iterator[tuple[Op, int]]:
-    """(operation, bytes) in the order of execution; what a tile does not have is left out."""
+    """(operation, bytes) in the order of execution. What a tile lacks is empty: its header is sent all the same."""
     for steps, tile, tiles, stages in blocks:
         if not tile:
             for _, op, n in steps:
@@ -338,7 +338,4 @@ def _expand(blocks: list[tuple[list[tuple[int, Op, int]], int, int, int]]) -> It
                 t = iteration - stage
                 if 0 <= t < tiles:
                     left = n - t * tile
-                    if left > 0:
-                        yield op, left if left < tile else tile
-                    elif t == 0 or (not n and op[0] in (_POST, _AWAIT)):
-                        yield op, 0
+                    yield op, 0 if left < 0 else left if left < tile else tile

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .builder import Requirement
 from .cost import Programs, Scene
 from .play import Lengths, Played, Player
 from .program import OWN, Program, Region
-from .registry import Algorithm, algorithms
-from .select import Request, Setting, obstacle
+from .registry import Algorithm, Options, algorithms
+from .select import Request, Setting, obstacle, window_need
 
 #: Steps that are played before the rest is extrapolated: some seconds of a processor.
 MOST_EVENTS = 600_000
@@ -123,15 +122,19 @@ def _shape(program: Program, rank: int, size: int) -> list[object]:
     return shape
 
 
-def programs_of(entry: Algorithm, scene: Scene, root: int = 0) -> Programs:
+def programs_of(entry: Algorithm, scene: Scene, root: int = 0, options: Options = ()) -> Programs:
     """rank → program of a registered algorithm in a scene."""
     size, cliques = scene.size, scene.cliques
-    return lambda rank: entry.program(rank, size, cliques, root)
+    return lambda rank: entry.program(rank, size, cliques, root, options)
 
 
 def setting_of(scene: Scene, access: bool, options: Mapping[str, str] | None = None) -> Setting:
     """What the selection needs to know of a scene."""
-    return Setting(scene.size, scene.cliques, scene.window_bytes, access, False, dict(options or {}))
+
+    def need(entry: Algorithm, chosen: Options, root: int) -> tuple[int, int]:
+        return window_need(entry.program(0, scene.size, scene.cliques, root, chosen))
+
+    return Setting(scene.size, scene.cliques, scene.window_bytes, access, False, dict(options or {}), need)
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,7 @@ def candidates(
     request = Request(operation, dtype, "sum", nbytes, root)
     world = setting_of(scene, access)
     for entry in algorithms(operation):
-        problem = ""
-        if entry.requires is not Requirement.LINKS or not nbytes:
-            problem = obstacle(entry, world, request).partition(" [(")[0]  # without the list of all groups
+        problem = obstacle(entry, world, request).partition(" [(")[0]  # without the list of all groups
         yield Candidate(entry, problem)
 
 

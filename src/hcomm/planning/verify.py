@@ -24,8 +24,9 @@ from ..errors import HcommError
 from .builder import REDUCING, ROOTED
 from .geometry import Sizes
 from .program import FINAL, IN_PLACE, OWN, Block, Kind, Program, Region, Space, Step
-from .registry import Algorithm
+from .registry import Algorithm, Options
 from .specification import expected, samples
+from .volume import even_sizes, volume
 
 #: What an element holds: a set of ranks as bits, the place in the vector, how often it was finished.
 Value = tuple[int, int, int]
@@ -38,13 +39,20 @@ class VerificationError(HcommError, ValueError):
 
 
 def verify(
-    algorithm: Algorithm, size: int, cliques: Sequence[Sequence[int]] | None = None, root: int | None = None
+    algorithm: Algorithm,
+    size: int,
+    cliques: Sequence[Sequence[int]] | None = None,
+    root: int | None = None,
+    options: Options = (),
 ) -> None:
     """Prove `algorithm` for `size` ranks: right values, no deadlock, no race, for even and uneven sizes down to none.
+
+    And each rank does as much as the algorithm's formula says, if it has one.
 
     Args:
         cliques: host cliques, default one of all ranks.
         root: the root of a rooted operation; default: every rank in turn.
+        options: options of the algorithm.
 
     Raises:
         VerificationError: what is wrong first, with rank, step and region.
@@ -52,9 +60,35 @@ def verify(
     """
     roots = range(size) if root is None and algorithm.operation in ROOTED else (root or 0,)
     for chosen in roots:
-        programs = [algorithm.program(rank, size, cliques, chosen) for rank in range(size)]
-        for sizes, tile in samples(algorithm.operation, size, chosen):
+        programs = [algorithm.program(rank, size, cliques, chosen, options) for rank in range(size)]
+        for sizes, tile in samples(algorithm.operation, size, chosen, algorithm.even_only):
             verify_programs(programs, sizes, tile, name=f"{algorithm.operation} algorithm '{algorithm.name}'")
+        verify_volume(algorithm, programs, cliques, chosen, options)
+
+
+def verify_volume(
+    algorithm: Algorithm,
+    programs: Sequence[Program],
+    cliques: Sequence[Sequence[int]] | None = None,
+    root: int = 0,
+    options: Options = (),
+) -> None:
+    """Hold the messages, meets and bytes of every rank against the algorithm's formula.
+
+    Raises:
+        VerificationError: the first rank of which the formula is not true.
+    """
+    if algorithm.formula is None:
+        return
+    sizes, n = even_sizes(algorithm.operation, programs, root)
+    for rank, program in enumerate(programs):
+        said = algorithm.formula(algorithm.builder(rank, len(programs), cliques, root), **dict(options))
+        done = volume(program, rank, sizes, n)
+        if any(abs(a - b) > 1e-9 * max(1, a) for a, b in zip(said, done, strict=True)):
+            raise VerificationError(
+                f"{algorithm.operation} algorithm '{algorithm.name}' for {len(programs)} ranks: "
+                f"rank {rank} has {done}, but the formula says {said}"
+            )
 
 
 def verify_programs(programs: Sequence[Program], sizes: Sizes, tile: int = 1, name: str = "program") -> None:

@@ -2,9 +2,18 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 
-@algorithm("broadcast")
+def _volume(p: Builder) -> Volume:
+    children = min(2, max(0, p.size - 1 - 2 * ((p.rank - p.root) % p.size)))
+    return Volume(children, children)
+
+
+@algorithm(
+    "broadcast",
+    formula=_volume,
+)
 def pipelined_tree(p: Builder) -> None:
     """Tiles of 1 MB flow down a binary tree, all levels busy at once: ⌈lg p⌉(α + Tβ) + 2nβ."""
     me = (p.rank - p.root) % p.size
