@@ -145,7 +145,10 @@ SETTINGS: tuple[Setting, ...] = (
         "strict: only algorithms that add in rank order, so bits do not depend on size or transport.",
     ),
     Setting(
-        "TOPOLOGY", _text, "", "File that describes hosts, devices and links (JSON, or NCCL's XML); empty: look."
+        "TOPOLOGY",
+        _text,
+        "",
+        "File that describes hosts, devices and links (JSON, or NCCL's XML); empty: look.",
     ),
     Setting(
         "NVLINK_MAP",

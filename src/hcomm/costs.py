@@ -12,6 +12,7 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hcomm import _native
@@ -56,6 +57,16 @@ def measure(world: Communicator, *, fresh: bool = False) -> Costs:
         CommunicatorError: a rank failed meanwhile.
     """
     return _Meter(world).run(fresh)
+
+
+def largest(world: Communicator, value: float) -> float:
+    """The largest of all ranks' values. Collective."""
+    cells = array("d", [value])
+    plan = world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
+    status = world._native.run(plan, *[_native.address_of(cells, True)[0]] * 2, _SECONDS)
+    if status:
+        raise world._fail(status, Call("agreeing on a measurement", caller(), _SECONDS))
+    return cells[0]
 
 
 class _Meter:
@@ -130,16 +141,15 @@ class _Meter:
         """(α, β) of every pair."""
         found: dict[Pair, tuple[float, float]] = {}
         for phase in self._phases:
-            latency = self._time(lambda p, phase=phase: _round_trips(p, phase, _ROUNDS), _ITEM) / (
-                2 * _ROUNDS
-            )
-            trial = self._time(lambda p, phase=phase: _round_trips(p, phase, 1), _TRIAL) / 2
+            latency = self._time(partial(_round_trips, pairs=phase, rounds=_ROUNDS), _ITEM) / (2 * _ROUNDS)
+            once = partial(_round_trips, pairs=phase, rounds=1)
+            trial = self._time(once, _TRIAL) / 2
             mine = any(self._world.rank == self._owner(pair) for pair in phase)
             slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
             nbytes = _TRIAL
             if slowest > 0:
                 nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / 4 / slowest) // 64 * 64))
-            large = self._time(lambda p, phase=phase: _round_trips(p, phase, 1), nbytes) / 2
+            large = self._time(once, nbytes) / 2
             alpha = max(latency - 2 * _STEP, 1e-8)
             beta = max((large - latency) / nbytes, 1e-13)
             found.update(dict.fromkeys(phase, (alpha, beta)))
@@ -231,11 +241,7 @@ class _Meter:
         return list(cells)
 
     def _slowest(self, value: float) -> float:
-        """The largest of all ranks' values."""
-        cells = array("d", [value])
-        plan = self._world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
-        self._run(plan, _native.address_of(cells, True)[0])
-        return cells[0]
+        return largest(self._world, value)
 
     def _costs(self, table: Sequence[float]) -> Costs:
         """Medians of the agreed table."""

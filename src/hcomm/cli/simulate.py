@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ from hcomm.planning.simulate import Candidate, Point, candidates, point
 from hcomm.topology.files import load_topology
 
 #: What a byte of the vector means for each link: nccl-tests' factor of algbw for busbw.
-_BUS = {
+_BUS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda p: 2 * (p - 1) / p,
     "all_gather": lambda p: (p - 1) / p,
     "reduce_scatter": lambda p: (p - 1) / p,
@@ -38,7 +37,9 @@ _BUS = {
 @click.option("--algorithm", default="all", show_default=True, help="Names, separated by commas, or all.")
 @click.option("--inside", type=Rate(), help="Links inside a host, such as 300GB/s, each pair's own.")
 @click.option("--between", type=Rate(), help="Links between hosts, such as 100Gbit/s.")
-@click.option("--nics", type=click.IntRange(min=1), default=1, help="Interfaces of --between that each host has.")
+@click.option(
+    "--nics", type=click.IntRange(min=1), default=1, help="Interfaces of --between that each host has."
+)
 @click.option("--latency", type=click.FloatRange(min=0), help="Microseconds of a message between hosts.")
 @click.option(
     "--transport", type=click.Choice(["auto", "tcp"]), default="auto", help="tcp: no shared memory."
@@ -113,7 +114,9 @@ def simulate(
         sys.exit(2)
 
 
-def _adapt(costs: Costs, inside: float | None, between: float | None, latency: float | None, nics: int = 1) -> Costs:
+def _adapt(
+    costs: Costs, inside: float | None, between: float | None, latency: float | None, nics: int = 1
+) -> Costs:
     """Costs with the rates of the command line. Links that are faster than a processor copies are driven by devices:
     then no processor is busy with them, and nothing goes through a host's memory.
     """
@@ -181,8 +184,3 @@ def _print(operation: str, scene: Scene, points: Sequence[Point]) -> None:
     console.print(table)
     measured = ", ".join(scene.costs.measured)
     console.print(f"costs: {f'measured ({measured})' if measured else 'assumed, not measured'}")
-
-
-def save(path: Path, costs: Costs) -> None:
-    """Keep measured costs for `--costs`."""
-    path.write_text(json.dumps(costs.as_dict(), indent=2) + "\n", encoding="utf-8")
