@@ -12,15 +12,18 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hcomm import _native
 from hcomm.codes import DTYPES, OPERATIONS, OPERATORS
 from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call
-from hcomm.planning.builder import Builder
+from hcomm.planning.builder import Builder, Requirement
 from hcomm.planning.cost import DEFAULT_LINKS, Costs, LinkCost
+from hcomm.planning.planner import Planner
+from hcomm.planning.program import Program
 from hcomm.plans import Signature, agreement
 from hcomm.topology.measure import Pair, load, representatives, store
 
@@ -33,14 +36,19 @@ _ROUNDS = 16
 #: Bytes that find out how many are affordable.
 _TRIAL = 64 << 10
 #: Seconds that the round trips of one phase with large messages should take.
-_PHASE_SECONDS = 0.012
-_LARGEST = 2 << 20
+_PHASE_SECONDS = 0.02
+_LARGEST = 1 << 20
 #: Bytes of copies and reductions: more than a core keeps to itself.
-_MEMORY = 4 << 20
+_MEMORY = 2 << 20
 #: The most seconds that any one program may take.
 _SECONDS = 60.0
-#: Per host: copy, reduce, memory, meet, call, cores.
-_LOCAL = 6
+#: How often a program runs.
+_REPEATS = 8
+#: Bytes that a pair of ranks shows each other in its windows, and how often.
+_SHOWN = 512 << 10
+_SHOWS = 3
+#: Per host: copy, reduce, memory, meet, call, cores, fetch, reach, access.
+_LOCAL = 9
 _STEP = Costs().step
 
 
@@ -63,7 +71,8 @@ def largest(world: Communicator, value: float) -> float:
     """The largest of all ranks' values. Collective."""
     cells = array("d", [value])
     plan = world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
-    status = world._native.run(plan, *[_native.address_of(cells, True)[0]] * 2, _SECONDS)
+    address = _native.address_of(cells, True)[0]
+    status = world._native.run(plan, address, address, _SECONDS)
     if status:
         raise world._fail(status, Call("agreeing on a measurement", caller(), _SECONDS))
     return cells[0]
@@ -78,6 +87,10 @@ class _Meter:
         self._address = -(-_native.address_of(self._memory, True)[0] // 64) * 64
         self._hosts = world.hosts
         self._names = world.host_names
+        planner = world._planner
+        assert isinstance(planner, Planner)
+        self._window = planner.world.window_bytes
+        self._access = planner.world.access
         self._phases = representatives(self._hosts, world.cliques)
         self._pairs = [pair for phase in self._phases for pair in phase]
         self._home = next(members for members in self._hosts if world.rank in members)
@@ -148,7 +161,7 @@ class _Meter:
             slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
             nbytes = _TRIAL
             if slowest > 0:
-                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / 4 / slowest) // 64 * 64))
+                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / (2 * _REPEATS) / slowest) // 64 * 64))
             large = self._time(once, nbytes) / 2
             alpha = max(latency - 2 * _STEP, 1e-8)
             beta = max((large - latency) / nbytes, 1e-13)
@@ -156,7 +169,7 @@ class _Meter:
         return found
 
     def _local(self) -> tuple[float, ...]:
-        """(copy, reduce, memory, meet, call, cores) of this host."""
+        """The row of this host, in the order of _LOCAL."""
         cores = len(os.sched_getaffinity(0))
         busy = self._home[:cores]
         clique = next(c for c in self._world.cliques if self._home[0] in c)
@@ -191,19 +204,63 @@ class _Meter:
             max(met - _STEP, 1e-8) / max(1.0, len(clique) / cores),
             call,
             float(cores),
+            *self._remote(clique, copied, met),
         )
+
+    def _remote(self, clique: Sequence[int], copied: float, met: float) -> tuple[float, float, float]:
+        """(fetch, reach, access): what the memory of the other rank of a pair costs."""
+        usual = Costs()
+        if all(len(members) < 2 for members in self._world.cliques):
+            return usual.fetch, usual.reach, usual.access
+        pair = clique[:2] if len(clique) > 1 else ()
+        nbytes = min(_SHOWN, self._window // 128 * 64)
+
+        def show(p: Builder) -> None:
+            p.windows(1)
+            if p.rank in pair:
+                peer = pair[p.rank == pair[0]]
+                for _ in range(_SHOWS):
+                    p.move(dst=p.window(0, like=p.output()), src=p.output())
+                    p.meet(pair)
+                    p.move(dst=p.scratch(0, like=p.output()), src=p.window(0, like=p.output(), of=peer))
+                    p.meet(pair)
+
+        def reach(p: Builder) -> None:
+            p.meet()
+            if p.rank in pair:
+                peer = pair[p.rank == pair[0]]
+                for _ in range(_SHOWS):
+                    p.move(dst=p.scratch(0, like=p.output()), src=p.at(peer, p.output()))
+            p.meet()
+
+        # Every rank of the job takes part in every operation, whether or not it has anything to do.
+        shown = (self._time(show, nbytes) / _SHOWS - 2 * met) / nbytes - 2 * copied
+        reached, accessed = usual.reach, usual.access
+        if self._access:
+            small = self._time(reach, 64, Requirement.ACCESS) - 2 * met
+            large = self._time(reach, nbytes, Requirement.ACCESS) - 2 * met
+            reached = small / _SHOWS
+            accessed = (large - small) / _SHOWS / nbytes - copied
+        if not pair:
+            return usual.fetch, usual.reach, usual.access
+        return max(shown, 0.0), max(reached, 0.0), max(accessed, 0.0)
 
     # Running programs
 
-    def _time(self, write: Callable[[Builder], None], nbytes: int) -> float:
-        """Seconds of the fastest of three runs of a program, on vectors of `nbytes`."""
+    def _time(
+        self, write: Callable[[Builder], None], nbytes: int, requires: Requirement = Requirement.LINKS
+    ) -> float:
+        """Seconds of the fastest of some runs of a program, on vectors of `nbytes`: other work only ever adds."""
         world = self._world
-        p = Builder("all_reduce", world.rank, world.size, cliques=world.cliques, algorithm="measurement")
+        cliques = world.cliques
+        p = Builder(
+            "all_reduce", world.rank, world.size, cliques=cliques, algorithm="measurement", requires=requires
+        )
         write(p)
         count = nbytes // _ITEM
         plan = world._native.plan(
             p.build().encode(),
-            b"",
+            Program(()).encode() if requires is Requirement.ACCESS else b"",
             operation=OPERATIONS["all_reduce"],
             dtype=DTYPES["float32"][0],
             op=OPERATORS["sum"],
@@ -218,7 +275,7 @@ class _Meter:
             tile_bytes=0,
         )
         best = math.inf
-        for _ in range(3):
+        for _ in range(_REPEATS):
             world.barrier()
             start = time.perf_counter()
             self._run(plan, self._address)
@@ -257,8 +314,9 @@ class _Meter:
             links[name] = LinkCost(alpha, beta, share)
         rest = table[2 * len(self._pairs) :]
         columns = [statistics.median(rest[place::_LOCAL]) for place in range(_LOCAL)]
-        copy, add, memory, meet, call, cores = columns
-        costs = Costs(copy=copy, reduce=add, memory=memory, meet=meet, call=call, cores=round(cores))
+        names = ("copy", "reduce", "memory", "meet", "call", "cores", "fetch", "reach", "access")
+        values: dict[str, Any] = dict(zip(names, columns, strict=True))
+        costs = replace(Costs(), **{**values, "cores": round(values["cores"])})
         nic = links["tcp"].beta if "tcp" in links else costs.nic
         return costs.with_links(links, nic=nic, measured=(*sorted(links), "memory"))
 

@@ -26,16 +26,22 @@ from hcomm import _native
 from hcomm.bootstrap.launcher import detect
 from hcomm.cli.local_job import LocalJob, MeasurementFailed
 from hcomm.cli.units import duration, message
-from hcomm.codes import DTYPES, OPERATIONS, OPERATORS
+from hcomm.codes import DTYPES, NO_OPERATOR, OPERATIONS, OPERATORS
 from hcomm.communicator import Communicator
 from hcomm.costs import largest
+from hcomm.diagnose.callsite import caller
+from hcomm.diagnose.report import Call
 from hcomm.errors import HcommError
 
-_OPERATIONS = ("all_reduce", "broadcast")
-_SIZES = (8, 4096, 65_536, 1_000_000, 10_000_000)
+#: In which no rank can be done before all have begun: others could run ahead from call to call.
+_OPERATIONS = ("all_reduce", "all_gather")
+_SIZES = (64, 4096, 65_536, 1_000_000, 10_000_000)
 #: Seconds for one size of one algorithm.
 _SECONDS = 0.12
-_LEAST_RUNS, _MOST_RUNS = 3, 200
+_LEAST_RUNS, _MOST_RUNS = 4, 100
+#: Vectors up to this many bytes run this often in a row.
+_SMALL, _BATCH = 65_536, 20
+_RUN_SECONDS = 60.0
 _JOB_SECONDS = 240.0
 
 
@@ -144,40 +150,49 @@ class _Bench:
         self._flag = bytearray(8)
 
     def seconds(self, operation: str, algorithm: str, nbytes: int) -> float:
-        """Median of the slowest rank's times: a collective is over when it is over for all."""
+        """Seconds of one collective: of the fastest of many batches, each as slow as its slowest rank.
+
+        The fastest, because other work of the machine only ever adds. Small vectors run many times in a row, or
+        it would be the barrier that is measured; large ones are written anew before every run.
+        """
         world, native = self._world, self._world._native
         choice = world._planner.choose(operation, "float32", "sum", nbytes, 0, algorithm)
-        count = nbytes // 4
+        count, gathers = nbytes // (4 * world.size) * world.size, operation == "all_gather"
+        block = count // world.size
         plan = native.plan(
             choice.program,
             choice.fallback,
             operation=OPERATIONS[operation],
             dtype=DTYPES["float32"][0],
-            op=OPERATORS["sum"],
-            root=0 if operation == "broadcast" else -1,
+            op=NO_OPERATOR if gathers else OPERATORS["sum"],
+            root=-1,
             count=count,
-            n_in=count,
+            n_in=block if gathers else count,
             n_out=count,
             bounds_in=[],
-            bounds_out=[],
+            bounds_out=[block * r for r in range(world.size + 1)] if gathers else [],
             algorithm=choice.hash,
             agreed=0,
             tile_bytes=choice.tile_bytes,
         )
-        trial = self._slowest(max(self._once(plan, nbytes) for _ in range(2)))
+        batch = _BATCH if nbytes <= _SMALL else 1
+        trial = self._slowest(max(self._run(plan, operation, nbytes, batch) for _ in range(2)))
         runs = max(_LEAST_RUNS, min(_MOST_RUNS, int(_SECONDS / max(trial, 1e-6))))
-        return statistics.median(self._slowest(self._once(plan, nbytes)) for _ in range(runs))
+        return min(self._slowest(self._run(plan, operation, nbytes, batch)) for _ in range(runs)) / batch
 
-    def _once(self, plan: _native.Plan, nbytes: int) -> float:
-        """One run on freshly written data, begun by all ranks at about the same time."""
+    def _run(self, plan: _native.Plan, operation: str, nbytes: int, batch: int) -> float:
+        """Seconds of a batch on freshly written data, begun by all ranks at about the same time."""
         self._data[:nbytes] = self._fresh[:nbytes]
         self._world.barrier()
+        run, address, source = self._world._native.run, self._address, self._address
+        if operation == "all_gather":
+            source += self._world.rank * (nbytes // (4 * self._world.size)) * 4
         start = time.perf_counter()
-        status = self._world._native.run(plan, self._address, self._address, 60.0)
-        seconds = time.perf_counter() - start
-        if status:
-            raise HcommError(f"the collective failed with status {status}")
-        return seconds
+        for _ in range(batch):
+            status = run(plan, source, address, _RUN_SECONDS)
+            if status:
+                raise self._world._fail(status, Call("validating", caller(), _RUN_SECONDS))
+        return time.perf_counter() - start
 
     def _slowest(self, seconds: float) -> float:
         return largest(self._world, seconds)

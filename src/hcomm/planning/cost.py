@@ -38,7 +38,7 @@ class LinkCost:
 #: Used where nothing was measured: current server processors, 10 Gbit/s Ethernet.
 DEFAULT_LINKS: Mapping[str, LinkCost] = {
     SHM: LinkCost(0.6e-6, 0.12e-9, 0.11e-9),
-    LOOPBACK: LinkCost(12e-6, 0.35e-9, 0.25e-9),
+    LOOPBACK: LinkCost(12e-6, 0.35e-9, 0.35e-9),
     TCP: LinkCost(25e-6, 0.85e-9, 0.25e-9),
 }
 
@@ -54,6 +54,9 @@ class Costs:
         meet: seconds from a post to its being seen.
         copy: seconds per byte that one processor copies.
         reduce: seconds per byte and source that one processor adds to another (γ).
+        fetch: further seconds per byte of a copy out of, or into, another rank's window: its processor wrote it last.
+        reach: seconds for getting at another rank's ordinary memory, in each step and for each such region.
+        access: further seconds per byte that is read or written there.
         memory: seconds per byte read or written by all processors of a host together.
         nic: seconds per byte that a host sends to other hosts; as much again may come in meanwhile.
         cores: processors of a host; 0: one for each rank.
@@ -68,6 +71,9 @@ class Costs:
     meet: float = 0.3e-6
     copy: float = 0.09e-9
     reduce: float = 0.05e-9
+    fetch: float = 0.06e-9
+    reach: float = 1.0e-6
+    access: float = 0.12e-9
     memory: float = 0.01e-9
     nic: float = 0.8e-9
     cores: int = 0

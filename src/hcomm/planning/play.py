@@ -26,7 +26,7 @@ from typing import Any
 
 from .cost import SHM, LinkCost, Scene
 from .geometry import even_offset
-from .program import EVERY, Block, Kind, Part, Program, Region, Space
+from .program import EVERY, OWN, Block, Kind, Part, Program, Region, Space
 
 #: Bytes on which even chunks begin.
 _LINE = 64
@@ -179,6 +179,7 @@ class Player:
 
     def _operations(self, rank: int, step: Any) -> Iterator[tuple[Op, int]]:
         kind, length, costs = step.kind, self._lengths.of, self._costs
+        step_cost = costs.step
         if kind is Kind.SEND:
             outside = self._host[rank] != self._host[step.peer]
             to = self._host[step.peer] if not self._few else 0
@@ -192,8 +193,11 @@ class Player:
             )
         elif kind is Kind.MOVE:
             nsrc, ndst = len(step.src), len(step.dst)
+            near = sum(r.owner != OWN and r.space is Space.WINDOW for r in step.dst + step.src)
+            reached = sum(r.owner != OWN and r.space is not Space.WINDOW for r in step.dst + step.src)
             work = (costs.copy * ndst + costs.reduce * (nsrc - 1)) * self._far
-            yield (_MOVE, work, nsrc + ndst), length(rank, step.dst[0])
+            work += costs.fetch * near + costs.access * reached
+            yield (_MOVE, work, nsrc + ndst, step_cost + costs.reach * reached), length(rank, step.dst[0])
         elif kind is Kind.FINISH:
             yield (_STEP,), 0
         else:
@@ -281,7 +285,7 @@ class Player:
                     first, last = queue.popleft()
                     now = max(last, work(h, now if now > first else first, step_cost + n * cpu))
                 elif kind == _MOVE:
-                    now = max(work(h, now, step_cost + n * op[1]), move(h, now, n * op[2]))
+                    now = max(work(h, now, op[3] + n * op[1]), move(h, now, n * op[2]))
                 elif kind == _POST:
                     for key in op[1]:
                         posts.setdefault(key, deque()).append(now + self._meet)
