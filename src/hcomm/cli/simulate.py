@@ -176,7 +176,7 @@ def _print(operation: str, scene: Scene, points: Sequence[Point]) -> None:
             table.add_row(p.algorithm, "-", "-", "-", "-", "-", "-", p.note)
             continue
         algbw = size / p.seconds if p.seconds else 0.0
-        busbw = algbw * _BUS.get(operation, lambda _: 1.0)(scene.size)
+        busbw = algbw * _BUS[operation](scene.size) if operation in _BUS else algbw
         ratio = f"{p.seconds / best:.2f}×" if best else "-"
         cells = (duration(p.seconds), rate(algbw), rate(busbw), ratio, str(p.played.messages))
         table.add_row(p.algorithm, *cells, message(p.played.outside), p.note)

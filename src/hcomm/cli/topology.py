@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.tree import Tree
 
 from hcomm.cli.drawing import draw
@@ -45,9 +46,9 @@ def topology(file: Path | None, svg: Path | None) -> None:
 def tree(found: Topology) -> Tree:
     """The topology as a tree: hosts, NUMA nodes, devices, interfaces, links."""
     rank = {name: number for number, name in enumerate(found.devices)}
-    top = Tree(f"[bold]Topology[/bold] ({found.source})")
+    top = Tree(f"[bold]Topology[/bold] ({escape(found.source)})")
     for host in found.hosts:
-        branch = top.add(f"[bold]{host.name}[/bold]")
+        branch = top.add(f"[bold]{escape(host.name)}[/bold]")
         for node in host.nodes:
             memory = f", {size(node.memory)}" if node.memory else ""
             cpus = f": CPUs {format_cpulist(node.cpus)}" if node.cpus else ""
@@ -57,7 +58,10 @@ def tree(found: Topology) -> Tree:
     if found.links:
         listed = top.add("links")
         for link in found.links[:_MOST_PAIRS]:
-            listed.add(f"{link.a} - {link.b}: {link.kind}, {rate(link.bandwidth)}, {duration(link.latency)}")
+            listed.add(
+                escape(f"{link.a} - {link.b}: {link.kind}")
+                + f", {rate(link.bandwidth)}, {duration(link.latency)}"
+            )
         if len(found.links) > _MOST_PAIRS:
             listed.add(f"and {len(found.links) - _MOST_PAIRS} more")
     groups = top.add("groups of fast links")
@@ -69,10 +73,10 @@ def tree(found: Topology) -> Tree:
 def _things(branch: Tree, host: Host, node: int, rank: dict[str, int]) -> None:
     for device in host.devices:
         if device.node == node:
-            branch.add(f"{_name(device)} (rank {rank[f'{host.name}/{device.name}']})")
+            branch.add(f"{escape(_name(device))} (rank {rank[f'{host.name}/{device.name}']})")
     for nic in host.nics:
         if nic.node == node:
-            branch.add(f"{nic.name}: {nic.kind}, {bits(nic.speed) if nic.speed else 'speed unknown'}")
+            branch.add(f"{escape(nic.name)}: {nic.kind}, {bits(nic.speed) if nic.speed else 'speed unknown'}")
 
 
 def _name(device: Device) -> str:
