@@ -36,7 +36,7 @@ _ROUNDS = 16
 #: Bytes that find out how many are affordable.
 _TRIAL = 64 << 10
 #: Seconds that the round trips of one phase with large messages should take.
-_PHASE_SECONDS = 0.02
+_PHASE_SECONDS = 0.05
 _LARGEST = 1 << 20
 #: Bytes of copies and reductions: more than a core keeps to itself.
 _MEMORY = 2 << 20
@@ -154,15 +154,17 @@ class _Meter:
         """(α, β) of every pair."""
         found: dict[Pair, tuple[float, float]] = {}
         for phase in self._phases:
+            # A network may let through at once what it saved up in a pause: few messages, but large ones.
+            repeats = 3 if phase[0].link == "tcp" else _REPEATS
             latency = self._time(partial(_round_trips, pairs=phase, rounds=_ROUNDS), _ITEM) / (2 * _ROUNDS)
             once = partial(_round_trips, pairs=phase, rounds=1)
-            trial = self._time(once, _TRIAL) / 2
+            trial = self._time(once, _TRIAL, repeats=repeats) / 2
             mine = any(self._world.rank == self._owner(pair) for pair in phase)
             slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
             nbytes = _TRIAL
             if slowest > 0:
-                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / (2 * _REPEATS) / slowest) // 64 * 64))
-            large = self._time(once, nbytes) / 2
+                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / (2 * repeats) / slowest) // 64 * 64))
+            large = self._time(once, nbytes, repeats=repeats) / 2
             alpha = max(latency - 2 * _STEP, 1e-8)
             beta = max((large - latency) / nbytes, 1e-13)
             found.update(dict.fromkeys(phase, (alpha, beta)))
@@ -248,7 +250,11 @@ class _Meter:
     # Running programs
 
     def _time(
-        self, write: Callable[[Builder], None], nbytes: int, requires: Requirement = Requirement.LINKS
+        self,
+        write: Callable[[Builder], None],
+        nbytes: int,
+        requires: Requirement = Requirement.LINKS,
+        repeats: int = _REPEATS,
     ) -> float:
         """Seconds of the fastest of some runs of a program, on vectors of `nbytes`: other work only ever adds."""
         world = self._world
@@ -275,7 +281,7 @@ class _Meter:
             tile_bytes=0,
         )
         best = math.inf
-        for _ in range(_REPEATS):
+        for _ in range(repeats):
             world.barrier()
             start = time.perf_counter()
             self._run(plan, self._address)

@@ -41,6 +41,8 @@ _SECONDS = 0.12
 _LEAST_RUNS, _MOST_RUNS = 4, 100
 #: Vectors up to this many bytes run this often in a row.
 _SMALL, _BATCH = 65_536, 20
+#: From here on it is bandwidth that counts (bytes).
+_LARGE = 1_000_000
 _RUN_SECONDS = 60.0
 _JOB_SECONDS = 240.0
 
@@ -235,8 +237,14 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Median errors, of all rows and of each world."""
+    """Median errors: of all rows, of small and of large vectors, of each world."""
     lines = [f"median error: {statistics.median(abs(r.error) for r in rows):.0%} of {len(rows)} predictions"]
+    for what, some in (
+        ("below 1 MB", [r for r in rows if r.nbytes < _LARGE]),
+        ("from 1 MB on", [r for r in rows if r.nbytes >= _LARGE]),
+    ):
+        if some:
+            lines.append(f"  {what}: {statistics.median(abs(r.error) for r in some):.0%} of {len(some)}")
     for world in dict.fromkeys((r.ranks, r.hosts, r.links) for r in rows):
         errors = [abs(r.error) for r in rows if (r.ranks, r.hosts, r.links) == world]
         ranks, hosts, links = world
