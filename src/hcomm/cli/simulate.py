@@ -122,9 +122,9 @@ def _adapt(
     """
     shm, tcp = costs.link("shm"), costs.link("tcp")
     if inside is not None:
-        costs = costs.with_links(
-            {"shm": LinkCost(shm.alpha, 1 / inside, 0.0)}, memory=0.0, copy=1 / inside, reduce=0.0
-        )
+        free = dict.fromkeys(("memory", "reduce", "fetch", "reach", "access"), 0.0)
+        link = LinkCost(shm.alpha, 1 / inside)
+        costs = costs.with_links({"shm": link}, copy=1 / inside, far=1.0, **free)
     if between is not None:
         costs = costs.with_links({"tcp": LinkCost(tcp.alpha, 1 / between, 0.0)}, nic=1 / (between * nics))
     if latency is not None:

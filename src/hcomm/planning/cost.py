@@ -61,7 +61,7 @@ class Costs:
         nic: seconds per byte that a host sends to other hosts; as much again may come in meanwhile.
         cores: processors of a host; 0: one for each rank.
         cache: bytes of a host's ranks' vectors up to which `copy` and `reduce` hold.
-        far: by what they are dearer beyond that.
+        far: by what they, and all else in memory, are dearer beyond that.
         measured: the classes (and `memory`) that were measured rather than assumed.
     """
 
@@ -77,7 +77,7 @@ class Costs:
     memory: float = 0.01e-9
     nic: float = 0.8e-9
     cores: int = 0
-    cache: int = 32 << 20
+    cache: int = 8 << 20
     far: float = 1.6
     measured: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from .cost import SHM, LinkCost, Scene
+from .cost import LOOPBACK, SHM, TCP, LinkCost, Scene
 from .geometry import even_offset
 from .program import EVERY, OWN, Block, Kind, Part, Program, Region, Space
 
@@ -143,6 +143,7 @@ class Player:
         for free in self._processors:
             heapify(free)
         crowd = max(1.0, busiest / costs.cores) if costs.cores else 1.0
+        self._crowd = crowd
         self._meet = costs.meet * crowd
         self._programs = [self._compile(r, programs(r)) for r in ranks]
 
@@ -157,7 +158,9 @@ class Player:
         if found is None:
             cost: LinkCost = self._costs.link(name)
             far = self._far if name == SHM else 1.0
-            found = self._links[name] = (cost.alpha, cost.beta * far, cost.cpu * far, name == SHM)
+            # Whoever waits for TCP sleeps, and where there are more ranks than processors it wakes up late.
+            alpha = cost.alpha * (self._crowd if name in (LOOPBACK, TCP) else 1.0)
+            found = self._links[name] = (alpha, cost.beta * far, cost.cpu * far, name == SHM)
         return found
 
     def _key(self, to: int, source: int) -> tuple[int, int]:
@@ -198,7 +201,7 @@ class Player:
             near = sum(r.owner != OWN and r.space is Space.WINDOW for r in step.dst + step.src)
             reached = sum(r.owner != OWN and r.space is not Space.WINDOW for r in step.dst + step.src)
             work = (costs.copy * ndst + costs.reduce * (nsrc - 1)) * self._far
-            work += costs.fetch * near + costs.access * reached
+            work += (costs.fetch * near + costs.access * reached) * self._far
             yield (_MOVE, work, nsrc + ndst, step_cost + costs.reach * reached), length(rank, step.dst[0])
         elif kind is Kind.FINISH:
             yield (_STEP,), 0
