@@ -119,6 +119,7 @@ class Builder:
 
     def out_block(self, rank: int) -> Region:
         """The block of the output that comes from `rank` (all_gather, gather, all_to_all)."""
+        self._check_rank(rank)
         return self.out_blocks(rank, rank + 1)
 
     def out_blocks(self, begin: int, end: int) -> Region:
