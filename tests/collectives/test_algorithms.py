@@ -164,7 +164,7 @@ def choose_differently(*choices: str) -> Any:
 def test_ranks_that_choose_differently_find_out(job: Any, transport: str, choices: tuple[str, str]) -> None:
     for failure in job(2, choose_differently, args=choices, transport=transport):
         assert failure.kind == "CollectiveMismatch"
-        assert "algorithm" in failure.text
+        assert all(f"with algorithm '{choice}'" in failure.text for choice in choices), failure.text
 
 
 def a_group_of_a_name() -> list[float]:
