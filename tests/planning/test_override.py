@@ -128,6 +128,11 @@ def test_what_is_not_understood_names_the_variable(text: str) -> None:
         choose(text, 8)
 
 
+def test_only_text_is_understood() -> None:
+    with pytest.raises(ConfigError, match="algorithm=3 is not understood: expected an algorithm, "):
+        choose("", 8, call=3)
+
+
 @given(st.text(alphabet="ring^;:,-()=08KBmax ", max_size=30))
 def test_noise_never_ends_in_another_error(text: str) -> None:
     try:

@@ -60,6 +60,19 @@ def test_between_hosts_hierarchical_sends_the_share_of_its_rank() -> None:
     assert [v.sent for v in uneven] == [1, 1, 0, 0]
 
 
+def test_a_torus_has_a_row_for_each_host() -> None:
+    """Two hosts of three: rows stay inside; each rank exchanges a third of the vector, in halves, with one other host's."""
+    cliques = [(0, 2, 4), (1, 3, 5)]
+    for rank in range(6):
+        program = lookup("all_reduce", "torus2d").program(rank, 6, cliques)
+        sends = [step for block in program.blocks for step in block.steps if step.kind.name == "SEND"]
+        across = [step.peer for step in sends if step.peer % 2 != rank % 2]
+        assert len(sends) == 2 * (3 - 1) + 2 * (2 - 1)
+        assert across == [rank ^ 1] * 2
+    # Uneven hosts have no such grid: as square as can be.
+    assert {v.messages for v in counted("all_reduce", "torus2d", 6, [(0, 1), (2, 3, 4, 5)])} == {6}
+
+
 def test_each_block_enters_a_host_once() -> None:
     """Of the bytes that all_gather moves between two hosts of three, each half of the vector crosses once."""
     cliques = [(0, 1, 2), (3, 4, 5)]
