@@ -61,7 +61,7 @@ def test_between_hosts_hierarchical_sends_the_share_of_its_rank() -> None:
 
 
 def test_a_torus_has_a_row_for_each_host() -> None:
-    """Two hosts of three: rows stay inside; each rank exchanges a third of the vector, in halves, with one other host's."""
+    """Two hosts of three: rows stay inside; each rank exchanges halves of a third of the vector with one other host."""
     cliques = [(0, 2, 4), (1, 3, 5)]
     for rank in range(6):
         program = lookup("all_reduce", "torus2d").program(rank, 6, cliques)
