@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,7 @@ class Algorithm:
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 _loaded = False
+_loading = threading.Lock()
 
 
 def algorithm(
@@ -193,10 +195,12 @@ def lookup(operation: str, name: str) -> Algorithm:
 
 
 def _load() -> None:
-    # On first use, not on import: the algorithms import this module.
+    # On first use, not on import: the algorithms import this module. Threads may come here at the same time.
     global _loaded
     if not _loaded:
-        _loaded = True
-        from .algorithms import load
+        with _loading:
+            if not _loaded:
+                from .algorithms import load
 
-        load()
+                load()
+                _loaded = True
