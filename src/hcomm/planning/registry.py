@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 
 from ..codes import OPERATIONS
 from ..config import parse_size
@@ -128,7 +128,7 @@ class Algorithm:
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 _loaded = False
-_loading = threading.Lock()
+_loading = RLock()
 
 
 def algorithm(
@@ -195,7 +195,7 @@ def lookup(operation: str, name: str) -> Algorithm:
 
 
 def _load() -> None:
-    # On first use, not on import: the algorithms import this module. Threads may come here at the same time.
+    # On first use, not on import: the algorithms import this module. Another thread must not see half of them.
     global _loaded
     if not _loaded:
         with _loading:
