@@ -109,11 +109,14 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void collect_data_fds(std::vector<pollfd>& fds);
     void check_slow(Clock::time_point now, std::unique_lock<std::mutex>& lock);
     bool is_needed(const Peer& peer) const;
+    bool never_completes(const Peer& peer, std::uint64_t seq) const;
     Clock::time_point next_due(Clock::time_point now) const;
     void check_headers(const Operation& operation);
     void check_lost(Clock::time_point now);
     void say_slow(const Operation& operation);
-    void time_out(std::unique_lock<std::mutex>& lock, Operation* operation, std::shared_ptr<Message> message);
+    const Operation* overdue(Clock::time_point now) const;
+    void time_out(std::unique_lock<std::mutex>& lock, const Operation* operation,
+                  std::shared_ptr<Message> message);
     std::vector<RankReport> ask_all(RankReport mine, double timeout, bool want_final);
     RankReport self_report();
     void on_frame(Peer& peer, const ControlFrame& frame);
@@ -128,6 +131,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     bool all_done(std::uint64_t seq) noexcept;
     void finished(std::uint64_t seq) noexcept;
     bool any_lost() const noexcept;
+    void release();
     void reserve_scratch(std::size_t bytes);
     Peer& peer(int rank) noexcept { return *peers_[static_cast<std::size_t>(rank)]; }
     Window& own() noexcept { return *own_; }

@@ -126,8 +126,9 @@ RankReport Comm::self_report() {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         lock.try_lock();
     }
-    // A rank that is in no call has nothing to add later.
-    mine.is_final = lock && drivers_ == 0 && head() == nullptr && !messenger_->active();
+    // A rank that is in no call has nothing to add later. One whose operation has just failed is about to.
+    mine.is_final =
+        lock && drivers_ == 0 && head() == nullptr && !messenger_->active() && mine.posted <= mine.done;
     if (lock) mine.what = messenger_->describe();
     if (lock && head()) mine.where = head()->where;
     const std::string operation = "#" + std::to_string(last.seq) + " " + describe(last);
@@ -199,6 +200,20 @@ void Comm::close() {
         peer->control->shutdown();
     }
     engine_->remove(this);
+    release();
+}
+
+/// Gives the sockets back now, not when the last reference goes; unless a thread is still leaving a call.
+void Comm::release() {
+    const std::lock_guard lock(mutex_);
+    if (drivers_ > 0) return;
+    for (Peer* peer : others_) {
+        peer->control_open = false;
+        peer->coll.reset();
+        peer->p2p.reset();
+        peer->control->close();
+    }
+    wake_.reset();
 }
 
 }  // namespace hcomm

@@ -24,6 +24,8 @@ constexpr auto kYield = microseconds(200);
 constexpr auto kYieldCrowded = microseconds(2000);
 /// The longest sleep at once: bounds how late Ctrl-C and deadlines are noticed.
 constexpr auto kSlice = milliseconds(100);
+/// Seconds given to the others to answer when an operation is overdue.
+constexpr double kAsk = 0.6;
 /// A rank that has been blocked for this long tells the others what it is in.
 constexpr auto kSlow = milliseconds(500);
 
@@ -132,7 +134,8 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
 /// When the next look is due even if nothing wakes this rank.
 Clock::time_point Comm::next_due(Clock::time_point now) const {
     Clock::time_point due = now + (any_lost() ? milliseconds(20) : kSlice);
-    if (const Operation* operation = head()) due = std::min(due, operation->deadline);
+    if (current_) due = std::min(due, current_->deadline);
+    for (const auto& operation : queue_) due = std::min(due, operation->deadline);
     return std::max(std::min(due, messenger_->next_deadline()), now);
 }
 
@@ -149,10 +152,17 @@ void Comm::check_slow(Clock::time_point now, std::unique_lock<std::mutex>& lock)
         // Comm::fail has the reason.
     }
     if (failed_) return end_if_failed();
-    Operation* operation = head();
+    const Operation* late = overdue(now);
     auto message = messenger_->overdue(now);
-    const bool late = operation && operation->deadline <= now;
-    if ((late || message) && !timing_out_) time_out(lock, late ? operation : nullptr, std::move(message));
+    if ((late || message) && !timing_out_) time_out(lock, late, std::move(message));
+}
+
+/// The first collective that is due: one that waits behind a slower one has its own deadline.
+const Operation* Comm::overdue(Clock::time_point now) const {
+    if (current_ && current_->deadline <= now) return current_;
+    const auto late =
+        std::find_if(queue_.begin(), queue_.end(), [&](const auto& o) { return o->deadline <= now; });
+    return late == queue_.end() ? nullptr : late->get();
 }
 
 void Comm::check_headers(const Operation& operation) {
@@ -175,24 +185,35 @@ void Comm::say_slow(const Operation& operation) {
         if (!peer->window) peer->control->send(ControlKind::Slow, {body, sizeof(OpHeader)});
 }
 
+/// Whether something here waits for a peer that is gone, and in vain. What it sent before it left still
+/// counts.
 bool Comm::is_needed(const Peer& peer) const {
     const auto lost = [](const Peer* p) { return p->lost_at != 0; };
     if (messenger_->needs(peer.rank, std::all_of(others_.begin(), others_.end(), lost))) return true;
     const Operation* operation = head();
     if (!operation) return false;
-    const std::uint64_t seq = operation->header().seq;
-    if (!operation->begun()) return true;
+    if (!peer.outbox.empty() || never_completes(peer, operation->header().seq)) return true;
+    return operation->waiting_for() == &peer && peer.coll->ended();
+}
+
+/// A peer that is gone before it completed operation `seq`. Of a rank of another host that died nobody knows
+/// how far it came; whoever waits for its data finds the end of its stream.
+bool Comm::never_completes(const Peer& peer, std::uint64_t seq) const {
+    if (peer.lost_at == 0) return false;
     if (peer.window) return peer.window->control().done.load(std::memory_order_acquire) < seq;
-    if (!peer.left) return true;
-    return peer.left_done < seq || (operation->waiting_for() == &peer && peer.coll->ended());
+    return peer.left && peer.left_done < seq;
 }
 
 void Comm::check_lost(Clock::time_point now) {
     Peer* first = nullptr;
     for (Peer* peer : others_) {
         const auto at = peer->lost_at.load();
-        if (at == 0 || !is_needed(*peer)) continue;
-        if (!peer->left && now - Clock::time_point(Clock::duration(at)) < kGrace) continue;
+        if (at == 0) continue;
+        // It must have been gone before the last attempt to make progress (`now` is older): then nothing more
+        // comes.
+        const auto gone_for = now - Clock::time_point(Clock::duration(at));
+        if (gone_for < (peer->left ? Clock::duration(1) : Clock::duration(kGrace)) || !is_needed(*peer))
+            continue;
         if (!first || at < first->lost_at.load()) first = peer;
     }
     if (!first) return;
@@ -206,16 +227,16 @@ void Comm::check_lost(Clock::time_point now) {
                        : who + " died: its connection closed without a goodbye"});
 }
 
-void Comm::time_out(std::unique_lock<std::mutex>& lock, Operation* operation,
+void Comm::time_out(std::unique_lock<std::mutex>& lock, const Operation* operation,
                     std::shared_ptr<Message> message) {
     timing_out_ = true;
     Failure failure{Status::Timeout, posted_, {}, ""};
     if (operation) {
         failure.seq = operation->header().seq;
         failure.text = describe(operation->header()) + " did not finish in time";
-        Peer* waiting = operation->waiting_for();
+        const Peer* waiting = operation->waiting_for();
         lock.unlock();
-        const auto reports = ask_all(self_report(), 0.4, false);
+        const auto reports = ask_all(self_report(), kAsk, false);
         lock.lock();
         for (int r = 0; r < config_.size; ++r) {
             const RankReport& report = reports[static_cast<std::size_t>(r)];
@@ -223,7 +244,6 @@ void Comm::time_out(std::unique_lock<std::mutex>& lock, Operation* operation,
                 failure.ranks.push_back(r);
         }
         if (failure.ranks.empty() && waiting) failure.ranks.push_back(waiting->rank);
-        operation = head();
     } else {
         const std::string peer = message->peer < 0 ? "any rank" : "rank " + std::to_string(message->peer);
         failure.text = (message->is_send ? "send to " : "recv from ") + peer + ", tag " +
@@ -232,7 +252,7 @@ void Comm::time_out(std::unique_lock<std::mutex>& lock, Operation* operation,
     }
     timing_out_ = false;
     // It may have finished while the others were asked.
-    const bool still = operation ? operation->header().seq == failure.seq : message && message->pending();
+    const bool still = operation ? done_ < failure.seq : message->pending();
     if (!still) return;
     fail(std::move(failure));
     fail_tasks();
@@ -246,8 +266,8 @@ bool Comm::needs_engine() {
 void Comm::drive_from_engine(Clock::time_point& due) {
     std::unique_lock lock(mutex_);
     if (drivers_ > 0) return;
-    progress();
     const auto now = Clock::now();
+    progress();
     check_slow(now, lock);
     if (head() != nullptr || messenger_->active()) due = std::min(due, next_due(now));
 }

@@ -201,4 +201,9 @@ bool ControlChannel::receive(std::vector<ControlFrame>& frames) {
 
 void ControlChannel::shutdown() noexcept { ::shutdown(fd_.get(), SHUT_WR); }
 
+void ControlChannel::close() noexcept {
+    const std::lock_guard lock(sending_);
+    fd_.reset();
+}
+
 }  // namespace hcomm

@@ -60,6 +60,8 @@ class ControlChannel {
 
     int fd() const noexcept { return fd_.get(); }
     void shutdown() noexcept;
+    /// Nothing can be sent or received from now on.
+    void close() noexcept;
 
   private:
     Fd fd_;

@@ -87,7 +87,7 @@ void Engine::close() {
     [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof one);
     thread_->join();
     thread_.reset();
-    stop_ = false;
+    wake_.reset();
 }
 
 void Engine::loop() {

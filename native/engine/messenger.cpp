@@ -387,11 +387,15 @@ Clock::time_point Messenger::next_deadline() const {
 }
 
 bool Messenger::needs(int rank, bool nobody_else) const {
+    if (unfinished_ == 0) return false;
+    const Link* link = lanes_[static_cast<std::size_t>(rank)].link;
+    // What a rank on another host sent before it left may still be on the way; memory shows it at once.
+    const bool silent = link && (link->fd() < 0 || link->ended());
     bool needed = false;
-    if (unfinished_ == 0) return needed;
     for_each_unfinished(posted_, announced_, lanes_, [&](const std::shared_ptr<Message>& message) {
         const bool anyone = message->peer < 0 && message->source < 0;
-        needed = message->peer == rank || message->source == rank || (anyone && nobody_else);
+        const bool theirs = message->peer == rank || message->source == rank || (anyone && nobody_else);
+        needed = theirs && (message->is_send || silent);
         return needed;
     });
     return needed;

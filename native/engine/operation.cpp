@@ -47,7 +47,10 @@ bool Operation::advance() {
 }
 
 bool Operation::begin() {
-    if (comm_.any_lost()) return false;  // Comm::check_lost decides whether that is a failure, and whose
+    // A peer may have done its part and left. If it left before, this operation cannot complete, and
+    // Comm::check_lost says so.
+    for (const Peer* peer : comm_.others_)
+        if (comm_.never_completes(*peer, header_.seq)) return false;
     // A header slot is free once every local peer has completed the operation that used it last; the same for
     // the half of the window that this operation may use.
     if (header_.seq > kHeaderSlots && !comm_.all_done(header_.seq - kHeaderSlots)) return false;

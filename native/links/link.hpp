@@ -29,7 +29,7 @@ class Link {
     /// The message read so far is complete.
     virtual void skip_pad() noexcept {}
 
-    /// The other side closed the stream or vanished, and everything it had sent has been read.
+    /// The other side closed the stream or vanished: what cannot be read now will never come.
     virtual bool ended() const noexcept = 0;
     /// Asks to be woken when there is room to write again.
     virtual void want_room() noexcept {}

@@ -76,7 +76,10 @@ def tables_disagree() -> Any:
     r = hcomm.rank()
     sends, receives = ([[1, 1], [1, 1]][r], [[1, 1], [3, 1]][r])
     hcomm.barrier()
-    return attempt(hcomm.all_to_all, np.arange(2.0), input_sizes=sends, output_sizes=receives)
+    # Rank 0 gets what it expects and may be through before rank 1 finds the difference: its next call fails.
+    return attempt(hcomm.all_to_all, np.arange(2.0), input_sizes=sends, output_sizes=receives) or attempt(
+        hcomm.barrier
+    )
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

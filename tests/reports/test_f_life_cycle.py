@@ -133,6 +133,45 @@ def test_f3_one_rank_leaves_before_the_other(job: Any, transport: str) -> None:
     assert job(2, one_leaves_first, init=False, transport=transport, port=free_port()) == [3.0, 3.0]
 
 
+def last_call(what: str) -> int:
+    """Rank 1 comes late to the last operation of the job; the others leave as soon as their part is done."""
+    import hcomm
+
+    me = hcomm.rank()
+    x = np.arange(4000, dtype=np.uint8)
+    hcomm.barrier()
+    if me == 1:
+        time.sleep(0.1)
+    if what == "scatter":
+        return int(hcomm.scatter(x if me == 0 else None, src=0, out=np.zeros(1000, dtype=np.uint8)).sum())
+    if what == "broadcast":
+        return int(hcomm.broadcast(x if me == 0 else np.zeros_like(x), src=0).sum())
+    if what == "gather":
+        gathered = hcomm.gather(x, dst=1)
+        return len(gathered) if me == 1 else 0
+    if what == "reduce":
+        return int(hcomm.reduce(x.astype(np.int32), dst=1)[-1])
+    if me == 1:
+        hcomm.recv(x, src=0)
+    elif me == 0:
+        hcomm.send(x[::-1], dst=1).wait()
+    return int(x[0])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("what", ["scatter", "broadcast", "gather", "reduce", "message"])
+def test_f3_a_rank_that_has_done_its_part_may_leave(job: Any, what: str, transport: str) -> None:
+    x = [k % 256 for k in range(4000)]
+    expected = {
+        "scatter": [sum(x[1000 * r : 1000 * r + 1000]) for r in range(4)],
+        "broadcast": [sum(x)] * 4,
+        "gather": [0, 16_000, 0, 0],
+        "reduce": [x[-1], 4 * x[-1], x[-1], x[-1]],
+        "message": [0, x[-1], 0, 0],
+    }
+    assert job(4, last_call, args=(what,), transport=transport) == expected[what]
+
+
 # F4: pytorch/pytorch#179291, pytorch/pytorch#31467
 
 
@@ -172,14 +211,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("world", "transport"), [(1, None), (2, "shm"), (2, "tcp")])
 @pytest.mark.parametrize("how", ENDS)
-def test_f4_every_way_to_leave(launch: Any, how: str, transport: str, world: int) -> None:
+def test_f4_every_way_to_leave(launch: Any, how: str, world: int, transport: str | None) -> None:
     """Exit codes are the program's; nobody aborts; each is gone < 2 s after its peer."""
-    if world == 1 and transport == "tcp":
-        pytest.skip("a world of one has no transport")
-    done = launch(world, leave, args=(how,), init=False, transport=transport if world > 1 else None).wait(20)
+    done = launch(world, leave, args=(how,), init=False, transport=transport).wait(20)
     assert [o.code for o in done] == [ENDS[how]] * world, report(done)
     assert max(o.seconds for o in done) - min(o.seconds for o in done) < 2.0, report(done)
     for outcome in done:

@@ -59,7 +59,8 @@ def differ_in(what: str) -> Any:
         "sizes": lambda: hcomm.reduce_scatter(x, sizes=[[2, 4], [3, 3]][r]),
         "algorithm": lambda: hcomm.new_group([0, 1], algorithm=["ring", "star"][r]).all_reduce(x),
     }
-    return attempt(calls[what])
+    # The root of a broadcast over TCP only sends: it may be through before anybody knows. Its next call fails.
+    return attempt(calls[what]) or attempt(hcomm.barrier)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -145,7 +146,7 @@ def test_g2_one_rank_skips_a_barrier(outcomes: Any, how: str, transport: str) ->
         assert failure is not None
         if how == "sleeps":
             assert failure.kind == "CollectiveTimeout"
-            assert 2.0 <= failure.seconds < 3.0
+            assert 1.9 <= failure.seconds < 3.0  # the first rank to give up tells the others
         else:
             assert failure.kind == {"exits": "PeerLost", "goes on": "CollectiveMismatch"}[how]
             assert failure.seconds < 2.0

@@ -186,7 +186,7 @@ def late_peer(form: str) -> Any:
 @pytest.mark.parametrize("form", ["blocking", "deadline", "wait"])
 def test_h2_timeouts_hold_for_every_operation(outcomes: Any, form: str, transport: str) -> None:
     """Default 300 s; 0.5 s for the call, or for the wait."""
-    done = outcomes(2, late_peer, args=(form,), transport=transport, env={"HCOMM_TIMEOUT": "300"})
+    done = outcomes(2, late_peer, args=(form,), transport=transport, env={"HCOMM_TIMEOUT": "300"}, timeout=30)
     found = done[0].value
     after = found.pop("after")
     for name, failure in found.items():

@@ -17,7 +17,7 @@ class TcpLink final : public Link {
     std::span<const std::byte> peek(std::size_t most) noexcept override;
     void consume(std::size_t bytes) noexcept override;
     std::size_t read(std::byte* into, std::size_t bytes) noexcept override;
-    bool ended() const noexcept override { return ended_ && begin_ == end_; }
+    bool ended() const noexcept override { return ended_; }
     int fd() const noexcept override { return fd_.get(); }
 
   private:

@@ -146,7 +146,8 @@ class Reporter:
             lines.append(f"{self.names(silent)}: did not say what it called")
         number = f"operation #{failure.seq}" if failure is not None else "an operation"
         text = f"{number} differs between ranks{self._in_group()}: " + "; ".join(lines)
-        if failure is not None and failure.text and (silent or len(calls) < 2):
+        alike = len(calls) < 2 or (failure is not None and "different algorithms" in failure.text)
+        if failure is not None and failure.text and (silent or alike):
             text += f" ({failure.text})"
         ranks = tuple(failure.ranks) if failure is not None else ()
         return CollectiveMismatch(text + ". Every rank must make the same calls in the same order.", ranks)

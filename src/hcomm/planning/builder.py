@@ -85,7 +85,8 @@ class Builder:
         parts = self.size if of is None else of
         if parts < 1:
             self.fail(f"a vector cannot be cut into {parts} chunks")
-        return self.chunks(index % parts, index % parts + 1, parts)
+        index %= parts
+        return self.chunks(index, index + 1, parts)
 
     def chunks(self, begin: int, end: int, of: int | None = None) -> Region:
         """Even chunks `begin` up to but not `end` of `of` of the vector, in the output."""
@@ -119,6 +120,7 @@ class Builder:
 
     def out_block(self, rank: int) -> Region:
         """The block of the output that comes from `rank` (all_gather, gather, all_to_all)."""
+        self._check_rank(rank)
         return self.out_blocks(rank, rank + 1)
 
     def out_blocks(self, begin: int, end: int) -> Region:
@@ -251,12 +253,14 @@ class Builder:
         src: tuple[Region, ...] = (),
         ranks: tuple[int, ...] = (),
     ) -> None:
-        stages = self._tiled[2] if self._tiled else 1
-        if not (0 <= stage < stages or (stage == EVERY and self._tiled and ranks)):
-            self.fail(f"stage {stage} does not exist: this block has stages 0..{stages - 1}")
-        for region in dst + src:
-            if region.owner != OWN:
-                self._check_remote(kind, region)
+        if stage:
+            stages = self._tiled[2] if self._tiled else 1
+            if not (0 <= stage < stages or (stage == EVERY and self._tiled and ranks)):
+                self.fail(f"stage {stage} does not exist: this block has stages 0..{stages - 1}")
+        for regions in (dst, src):
+            for region in regions:
+                if region.owner != OWN:
+                    self._check_remote(kind, region)
         self._steps.append(Step(kind, stage, peer, flags, dst, src, ranks))
 
     def _sync(self, kind: Kind, ranks: Sequence[int], stage: int | None) -> None:
@@ -285,8 +289,8 @@ class Builder:
             self.fail(f"rank {rank} does not exist; ranks are 0..{self.size - 1}")
 
     def _check_peer(self, peer: int, what: str) -> None:
-        self._check_rank(peer)
-        if peer == self.rank:
+        if peer == self.rank or not 0 <= peer < self.size:
+            self._check_rank(peer)
             self.fail(f"cannot {what} itself; use move")
 
     def _check_slot(self, slot: int) -> int:

@@ -51,13 +51,15 @@ class Override:
         return next((rule for rule in self.rules if rule.serves(nbytes)), None)
 
 
-def parse(operation: str, text: str, source: str) -> Override:
+def parse(operation: str, text: object, source: str) -> Override:
     """What `text` says about `operation`. `source` names the variable or argument, for errors.
 
     Raises:
         UnknownAlgorithm: a name, or an option, is not known; the message lists the known.
         ConfigError: the text is not understood.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"{source}={text!r} is not understood: expected {_GRAMMAR}")
     text = text.strip()
     if text.startswith("^"):
         names = [name.strip().removeprefix("^") for name in re.split("[,;]", text)]

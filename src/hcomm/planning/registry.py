@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 
 from ..codes import OPERATIONS
 from ..config import parse_size
@@ -127,6 +128,7 @@ class Algorithm:
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 _loaded = False
+_loading = RLock()
 
 
 def algorithm(
@@ -193,10 +195,12 @@ def lookup(operation: str, name: str) -> Algorithm:
 
 
 def _load() -> None:
-    # On first use, not on import: the algorithms import this module.
+    # On first use, not on import: the algorithms import this module. Another thread must not see half of them.
     global _loaded
     if not _loaded:
-        _loaded = True
-        from .algorithms import load
+        with _loading:
+            if not _loaded:
+                from .algorithms import load
 
-        load()
+                load()
+                _loaded = True

@@ -9,8 +9,7 @@ same messages, and stops in the same place, in every order, as long as memory is
 condition is checked in the same run with vector clocks (Fidge, Mattern 1988): two accesses to one element, one of them
 a write, must be ordered by messages, posts and awaits. The receipt of a message counts as a read of its source.
 
-Element counts are small, but regions keep their meaning (even chunks, uneven tables, tiles down to one element), and
-programs do not depend on counts.
+Counts are small, but regions keep their meaning (even chunks, uneven tables, tiles of one element).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .geometry import Sizes
 from .program import FINAL, IN_PLACE, OWN, Block, Kind, Program, Region, Space, Step
 from .registry import Algorithm, Options
 from .specification import expected, samples
-from .volume import even_sizes, volume
+from .volume import disagreement
 
 #: What an element holds: a set of ranks as bits, the place in the vector, how often it was finished.
 Value = tuple[int, int, int]
@@ -80,15 +79,13 @@ def verify_volume(
     """
     if algorithm.formula is None:
         return
-    sizes, n = even_sizes(algorithm.operation, programs, root)
-    for rank, program in enumerate(programs):
-        said = algorithm.formula(algorithm.builder(rank, len(programs), cliques, root), **dict(options))
-        done = volume(program, rank, sizes, n)
-        if any(abs(a - b) > 1e-9 * max(1, a) for a, b in zip(said, done, strict=True)):
-            raise VerificationError(
-                f"{algorithm.operation} algorithm '{algorithm.name}' for {len(programs)} ranks: "
-                f"rank {rank} has {done}, but the formula says {said}"
-            )
+    size = len(programs)
+    builders = [algorithm.builder(rank, size, cliques, root) for rank in range(size)]
+    said = [algorithm.formula(p, **dict(options)) for p in builders]
+    if wrong := disagreement(algorithm.operation, programs, said, root):
+        raise VerificationError(
+            f"{algorithm.operation} algorithm '{algorithm.name}' for {size} ranks: {wrong}"
+        )
 
 
 def verify_programs(programs: Sequence[Program], sizes: Sizes, tile: int = 1, name: str = "program") -> None:

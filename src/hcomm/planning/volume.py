@@ -54,3 +54,13 @@ def volume(program: Program, rank: int, sizes: Sizes, n: int) -> Volume:
             elif step.kind in (Kind.MEET, Kind.AWAIT):
                 meets += 1
     return Volume(messages, sent / n, meets, moved / n)
+
+
+def disagreement(operation: str, programs: Sequence[Program], said: Sequence[Volume], root: int = 0) -> str:
+    """The first rank whose program does not do what is said of it, in words; empty if there is none."""
+    sizes, n = even_sizes(operation, programs, root)
+    for rank, program in enumerate(programs):
+        done = volume(program, rank, sizes, n)
+        if any(abs(a - b) > 1e-9 * max(1, a) for a, b in zip(said[rank], done, strict=True)):
+            return f"rank {rank} has {done}, but the formula says {said[rank]}"
+    return ""

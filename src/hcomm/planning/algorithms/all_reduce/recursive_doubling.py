@@ -11,7 +11,7 @@ def _volume(p: Builder) -> Volume:
     if p.rank < 2 * extra and p.rank % 2 == 0:
         return Volume(1, 1)
     answers = p.rank < 2 * extra
-    return Volume(rounds + answers, rounds + answers, moved=2 * (rounds + 1) if rounds else 0)
+    return Volume(rounds + answers, rounds + answers, moved=2 * (rounds + (rounds > 1)))
 
 
 @algorithm("all_reduce", formula=_volume)
@@ -38,7 +38,8 @@ def recursive_doubling(p: Builder) -> None:
         peer = 2 * peer + 1 if peer < extra else peer + extra
         total = p.scratch(k + 1, like=p.output()) if k < rounds - 1 else p.output()
         p.send(peer, p.scratch(k, like=p.output()))
-        p.move(dst=total, src=p.scratch(k, like=p.output()))
+        if rounds > 1:  # with one round the output still holds what was sent
+            p.move(dst=total, src=p.scratch(k, like=p.output()))
         p.recv_reduce(peer, total)
     p.finish(p.output())
     if p.rank < 2 * extra:
