@@ -215,6 +215,8 @@ class Player:
     def play(self) -> Played:
         """Run to the end.
 
+        One long function: it runs millions of steps, and a call for each would double its time.
+
         Raises:
             ValueError: a rank waits for ever.
         """
