@@ -27,6 +27,7 @@ from hcomm.errors import (
     NotInitialized,
     PeerLost,
     RendezvousError,
+    TopologyError,
     TransportUnavailable,
     UnknownAlgorithm,
     UnsupportedBuffer,
@@ -56,6 +57,10 @@ from hcomm.functions import (
     scatter_async,
     send,
 )
+from hcomm.planning.builder import Builder
+from hcomm.planning.custom import algorithm
+from hcomm.planning.registry import ACCESS, LINKS, SHARED_MEMORY
+from hcomm.planning.volume import Volume
 from hcomm.work import Work
 from hcomm.world import VERSION as __version__
 from hcomm.world import (
@@ -72,9 +77,13 @@ from hcomm.world import (
 )
 
 __all__ = [
+    "ACCESS",
+    "LINKS",
+    "SHARED_MEMORY",
     "AlreadyInitialized",
     "AuthenticationError",
     "BrokenCommunicator",
+    "Builder",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
@@ -90,12 +99,15 @@ __all__ = [
     "NotInitialized",
     "PeerLost",
     "RendezvousError",
+    "TopologyError",
     "TransportUnavailable",
     "UnknownAlgorithm",
     "UnsupportedBuffer",
     "UnsupportedOperator",
+    "Volume",
     "Work",
     "__version__",
+    "algorithm",
     "all_gather",
     "all_gather_async",
     "all_reduce",

@@ -20,14 +20,21 @@ class Collectives(Core):
 
     Ranks (`src`, `dst`, positions in lists) are ranks of this communicator. `timeout` is in seconds and
     defaults to the communicator's. With `async_op=True`, and in the `_async` forms, a `Work` is returned at
-    once and the tensors belong to the operation until it is complete.
+    once and the tensors belong to the operation until it is complete. `algorithm` names one for this call, the same
+    on all ranks, and wins over the group's and over HCOMM_*_ALGO, in whose grammar it may be written.
 
-    All of them raise: UnsupportedBuffer, UnsupportedOperator and ValueError for arguments (before anything is
-    sent); CollectiveMismatch, CollectiveTimeout, PeerLost and BrokenCommunicator when the operation fails.
+    All of them raise: UnsupportedBuffer, UnsupportedOperator, UnknownAlgorithm and ValueError for arguments (before
+    anything is sent); CollectiveMismatch, CollectiveTimeout, PeerLost and BrokenCommunicator when the operation fails.
     """
 
     def all_reduce(
-        self, tensor: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Reduce `tensor` over all ranks, in place on every rank. Any shape, the same number of elements
         everywhere.
@@ -39,7 +46,7 @@ class Collectives(Core):
         # The whole cost of a small call is here: nothing is built, nothing is looked up twice. A hit means an
         # ordinary torch tensor of a known type on a usable communicator (see Core._fast); everything else
         # takes the general way.
-        if not async_op and timeout is None:
+        if not async_op and timeout is None and algorithm is None:
             try:
                 plan = self._fast[tensor.dtype, tensor.numel(), op]
                 ordinary = tensor.is_contiguous() and tensor.is_cpu and not tensor.is_neg()
@@ -51,7 +58,7 @@ class Collectives(Core):
                 if status:
                     raise self._all_reduce_failed(status, tensor, op)
                 return tensor
-        return self._all_reduce(tensor, op, timeout, async_op)
+        return self._all_reduce(tensor, op, algorithm, timeout, async_op)
 
     def _all_reduce_failed(self, status: int, tensor: Any, op: str) -> Exception:
         name = buffers.pack(tensor, writable=True).dtype
@@ -59,15 +66,24 @@ class Collectives(Core):
             status, Call(describe("all_reduce", name, tensor.shape, op), caller(), self._timeout)
         )
 
-    def _all_reduce(self, tensor: Any, op: str, timeout: float | None, async_op: bool) -> Any:
+    def _all_reduce(
+        self, tensor: Any, op: str, algorithm: str | None, timeout: float | None, async_op: bool
+    ) -> Any:
         self._check()
         buffer = buffers.pack(tensor, writable=True)
         operators.check(op, buffer.dtype)
         n = buffer.count
-        signature = Signature("all_reduce", buffer.dtype, op, -1, n, n, n, buffer.nbytes)
+        signature = Signature(
+            "all_reduce", buffer.dtype, op, -1, n, n, n, buffer.nbytes, algorithm=algorithm or ""
+        )
         plan = self._plan(signature)
         # Complex tensors may be lazily conjugated, so they are looked at on every call.
-        if buffer.family.name == "torch" and not buffer.is_copy and not buffer.dtype.startswith("complex"):
+        if (
+            algorithm is None
+            and buffer.family.name == "torch"
+            and not buffer.is_copy
+            and not buffer.dtype.startswith("complex")
+        ):
             self._fast[tensor.dtype, n, op] = plan
         return self._in_place(signature, buffer, op, timeout, async_op)
 
@@ -96,13 +112,21 @@ class Collectives(Core):
         """The call in words, put together when somebody asks."""
         return lambda: describe(operation, buffer.dtype, buffer.shape, detail)
 
-    def all_reduce_async(self, tensor: Any, op: str = "sum", *, timeout: float | None = None) -> Work:
+    def all_reduce_async(
+        self, tensor: Any, op: str = "sum", *, algorithm: str | None = None, timeout: float | None = None
+    ) -> Work:
         """Start an `all_reduce`; the result of the Work is `tensor`."""
-        work: Work = self._all_reduce(tensor, op, timeout, True)
+        work: Work = self._all_reduce(tensor, op, algorithm, timeout, True)
         return work
 
     def broadcast(
-        self, tensor: Any, src: int = 0, *, timeout: float | None = None, async_op: bool = False
+        self,
+        tensor: Any,
+        src: int = 0,
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Copy `tensor` of rank `src` into `tensor` of every other rank. Returns `tensor`."""
         self._check()
@@ -110,12 +134,16 @@ class Collectives(Core):
         receives = root != self._rank
         buffer = buffers.pack(tensor, writable=receives)
         n = buffer.count
-        signature = Signature("broadcast", buffer.dtype, None, root, n, n, n, buffer.nbytes)
+        signature = Signature(
+            "broadcast", buffer.dtype, None, root, n, n, n, buffer.nbytes, algorithm=algorithm or ""
+        )
         return self._in_place(signature, buffer, f"root {root}", timeout, async_op, receives=receives)
 
-    def broadcast_async(self, tensor: Any, src: int = 0, *, timeout: float | None = None) -> Work:
+    def broadcast_async(
+        self, tensor: Any, src: int = 0, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> Work:
         """Start a `broadcast`; the result of the Work is `tensor`."""
-        work: Work = self.broadcast(tensor, src, timeout=timeout, async_op=True)
+        work: Work = self.broadcast(tensor, src, algorithm=algorithm, timeout=timeout, async_op=True)
         return work
 
     def reduce(
@@ -124,6 +152,7 @@ class Collectives(Core):
         dst: int = 0,
         op: str = "sum",
         *,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -134,14 +163,30 @@ class Collectives(Core):
         buffer = buffers.pack(tensor, writable=receives)
         operators.check(op, buffer.dtype)
         n = buffer.count
-        signature = Signature("reduce", buffer.dtype, op, root, n, n, n if receives else 0, buffer.nbytes)
+        signature = Signature(
+            "reduce",
+            buffer.dtype,
+            op,
+            root,
+            n,
+            n,
+            n if receives else 0,
+            buffer.nbytes,
+            algorithm=algorithm or "",
+        )
         return self._in_place(signature, buffer, f"{op}, root {root}", timeout, async_op, receives=receives)
 
     def reduce_async(
-        self, tensor: Any, dst: int = 0, op: str = "sum", *, timeout: float | None = None
+        self,
+        tensor: Any,
+        dst: int = 0,
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
     ) -> Work:
         """Start a `reduce`; the result of the Work is `tensor`."""
-        work: Work = self.reduce(tensor, dst, op, timeout=timeout, async_op=True)
+        work: Work = self.reduce(tensor, dst, op, algorithm=algorithm, timeout=timeout, async_op=True)
         return work
 
     def all_gather(
@@ -150,6 +195,7 @@ class Collectives(Core):
         out: Any = None,
         *,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -170,7 +216,7 @@ class Collectives(Core):
         blocks, target = self._gathered(source, out, sizes, "all_gather")
         signature = Signature(
             "all_gather", source.dtype, None, -1, blocks.total, source.count, blocks.total,
-            blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed,
+            blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed, algorithm or "",
         )  # fmt: skip
         say = self._saying("all_gather", source, "")
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
@@ -204,10 +250,13 @@ class Collectives(Core):
         out: Any = None,
         *,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Work:
         """Start an `all_gather`; the result of the Work is the output."""
-        work: Work = self.all_gather(tensor, out, sizes=sizes, timeout=timeout, async_op=True)
+        work: Work = self.all_gather(
+            tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=True
+        )
         return work
 
     def reduce_scatter(
@@ -217,6 +266,7 @@ class Collectives(Core):
         op: str = "sum",
         *,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -239,7 +289,7 @@ class Collectives(Core):
         layout.refuse_overlap(source, target.buffer, "reduce_scatter")
         signature = Signature(
             "reduce_scatter", source.dtype, op, -1, blocks.total, blocks.total, target.buffer.count,
-            blocks.total * source.itemsize, blocks.bounds, (), blocks.agreed,
+            blocks.total * source.itemsize, blocks.bounds, (), blocks.agreed, algorithm or "",
         )  # fmt: skip
         say = self._saying("reduce_scatter", source, op)
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
@@ -270,21 +320,26 @@ class Collectives(Core):
         op: str = "sum",
         *,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Work:
         """Start a `reduce_scatter`; the result of the Work is the output."""
-        work: Work = self.reduce_scatter(tensor, out, op, sizes=sizes, timeout=timeout, async_op=True)
+        work: Work = self.reduce_scatter(
+            tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=True
+        )
         return work
 
-    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+    def barrier(
+        self, *, algorithm: str | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
         """Return (or complete) when every rank has called it. Returns None."""
         self._check()
-        signature = Signature("barrier", "uint8", None, -1, 0, 0, 0, 0)
+        signature = Signature("barrier", "uint8", None, -1, 0, 0, 0, 0, algorithm=algorithm or "")
         return self._execute(signature, None, None, _nothing, _barrier, timeout, async_op)
 
-    def barrier_async(self, *, timeout: float | None = None) -> Work:
+    def barrier_async(self, *, algorithm: str | None = None, timeout: float | None = None) -> Work:
         """Start a `barrier`; the Work is complete when every rank has started it."""
-        work: Work = self.barrier(timeout=timeout, async_op=True)
+        work: Work = self.barrier(algorithm=algorithm, timeout=timeout, async_op=True)
         return work
 
 

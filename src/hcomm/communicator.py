@@ -14,13 +14,17 @@ from hcomm.config import Settings, parse
 from hcomm.core import Planner
 from hcomm.errors import UnknownAlgorithm
 from hcomm.exchanges import Exchanges
+from hcomm.planning import override
+from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
+from hcomm.planning.select import Request, option_name
 from hcomm.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
     # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
     from hcomm.bootstrap import Wiring, World
+    from hcomm.planning.explain import Explanation
 
 
 class Link(NamedTuple):
@@ -41,7 +45,7 @@ class Communicator(Exchanges, PointToPoint):
         """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
         clique = next(members for members in wiring.cliques if wiring.rank in members)
         buffer_bytes = settings.size("BUFFER_SIZE")
-        chosen = _algorithms(algorithm, settings)
+        chosen = _algorithms(algorithm)
         self._sockets = [
             (fd, os.fstat(fd).st_ino) for fd in (*wiring.control, *wiring.coll, *wiring.p2p) if fd >= 0
         ]
@@ -85,6 +89,7 @@ class Communicator(Exchanges, PointToPoint):
         self._reasons = dict(wiring.reasons)
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
+        self._costs = Costs()
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]
@@ -121,6 +126,73 @@ class Communicator(Exchanges, PointToPoint):
     def cliques(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that share memory with each other: a partition of all ranks."""
         return self._cliques
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host: a partition of all ranks, at most as fine as `cliques`."""
+        places: dict[object, list[int]] = {}
+        first = {rank: members[0] for members in self._cliques for rank in members}
+        for rank in range(self._size):
+            # Ranks that share memory are on one host, whatever their containers call themselves.
+            host = self._hosts[first[rank]]
+            places.setdefault((host.boot_id, host.hostname), []).append(rank)
+        return tuple(map(tuple, places.values()))
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Per rank, the name of its host."""
+        return tuple(host.hostname for host in self._hosts)
+
+    @property
+    def costs(self) -> Costs:
+        """What its links and hosts are taken to cost: assumed, until `measure_costs` was called."""
+        return self._costs
+
+    def measure_costs(self, *, fresh: bool = False) -> Costs:
+        """Measure what links and memory cost, for `explain`. Collective; up to 100 ms, less where results are kept
+        from an earlier run in the user's cache folder (`fresh`: measure again).
+
+        Raises:
+            CommunicatorError: a rank failed meanwhile.
+        """
+        from hcomm.costs import measure
+
+        self._check()
+        self._costs = measure(self, fresh=fresh)
+        return self._costs
+
+    def explain(
+        self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
+    ) -> Explanation:
+        """Which algorithm a call would use, what each is predicted to cost, and why each lost. Communicates nothing.
+
+        Args:
+            operation: such as `all_reduce`.
+            nbytes: of the whole tensor, or of the big side of gather-like operations.
+            dtype: element type.
+            op: operator of a reduction.
+            root: of a rooted operation.
+
+        Returns:
+            The explanation; print it.
+
+        Raises:
+            ValueError: there is no such operation or root, or `nbytes` is negative.
+            UnknownAlgorithm: an algorithm was asked for by a setting that cannot run here.
+        """
+        from hcomm.planning.explain import explain
+
+        if operation not in OPERATIONS:
+            raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
+        if nbytes < 0:
+            raise ValueError(f"nbytes must not be negative, not {nbytes}")
+        self._check_alive()
+        planner = self._planner
+        assert isinstance(planner, ProgramPlanner)
+        world = planner.world
+        scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
+        request = Request(operation, dtype, op, nbytes, self._peer(root, "root"))
+        return explain(world, scene, request, self._algorithms.get(operation))
 
     @property
     def backend_name(self) -> str:
@@ -165,7 +237,7 @@ class Communicator(Exchanges, PointToPoint):
             ranks: ranks of this communicator; their order is the order of the group.
             transport: `auto`, `shm` or `tcp`; wins over HCOMM_TRANSPORT.
             algorithm: for every operation that has one of this name, or {operation: name}; wins over
-                HCOMM_*_ALGO.
+                HCOMM_*_ALGO, and may be written like them (`ring:8KB-max`, `^star`).
             timeout: default seconds for its operations.
             buffer_size: bytes (or `8MB`) of shared memory per rank.
             name: for messages, and to tell apart groups of the same ranks that are made at the same time.
@@ -243,26 +315,47 @@ class Communicator(Exchanges, PointToPoint):
 def agreed_settings(
     settings: Settings, algorithm: str | Mapping[str, str] | None = None
 ) -> dict[str, str | dict[str, str]]:
-    """What all members must have alike, because they choose algorithms by it. Raises UnknownAlgorithm."""
+    """What all members must have alike, because they choose algorithms by it.
+
+    Raises:
+        UnknownAlgorithm: a name in a setting or in `algorithm` is not registered.
+        ConfigError: one of them is not understood.
+    """
+    forced = {operation: text for operation in OPERATIONS if (text := settings.algorithm(operation))}
+    for operation, text in forced.items():
+        name = option_name(operation)
+        override.parse(operation, text, settings.source(name) or f"HCOMM_{name}")
     return {
         "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
-        "algorithms": _algorithms(algorithm, settings),
+        "HCOMM_RING_CHUNK_SIZE": settings.text("RING_CHUNK_SIZE"),
+        "algorithms": {**forced, **_algorithms(algorithm)},
     }
 
 
-def _algorithms(asked: str | Mapping[str, str] | None, settings: Settings) -> dict[str, str]:
-    """Operation → the algorithm forced for it, from an argument (first) and from the settings.
+def _algorithms(asked: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Operation → what `algorithm=` of a group says about it.
 
     Raises:
-        UnknownAlgorithm: no operation has an algorithm of that name.
+        UnknownAlgorithm: no operation has all the algorithms that are named; or one of a mapping is unknown.
+        ConfigError: the text is not understood.
     """
-    forced = {operation: name for operation in OPERATIONS if (name := settings.algorithm(operation))}
+    if asked is None:
+        return {}
     if isinstance(asked, str):
-        having = {entry.operation: asked for entry in registered() if entry.name == asked}
-        if not having:
+        words = {name.lower() for name in override.names(asked)}
+        having = {
+            operation: {entry.name.lower() for entry in registered(operation)} for operation in OPERATIONS
+        }
+        asked = {operation: asked for operation in OPERATIONS if words <= having[operation]}
+        if not asked:
             known = sorted({entry.name for entry in registered()})
             raise UnknownAlgorithm(
-                f"no operation has an algorithm named {asked!r}; known: {', '.join(known)}"
+                f"no operation has an algorithm named {', '.join(map(repr, sorted(words)))}; known: {', '.join(known)}"
             )
-        return {**forced, **having}
-    return {**forced, **(asked or {})}
+    for operation, text in asked.items():
+        if operation not in OPERATIONS:
+            raise UnknownAlgorithm(
+                f"algorithm= names the operation {operation!r}; known: {', '.join(OPERATIONS)}"
+            )
+        override.parse(operation, text, f"algorithm of {operation}")
+    return dict(asked)

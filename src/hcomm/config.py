@@ -22,6 +22,8 @@ Value = str | int | float | bool
 _PREFIX = "HCOMM_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[KMGT]?I?B?)", re.IGNORECASE)
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(|ms|s|sec|m|min|h)", re.IGNORECASE)
+#: Group hints come in any number; `topology.discover` reads them.
+_GROUP = re.compile(r"HCOMM_GROUP_\d+")
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -105,7 +107,7 @@ def _algorithm(operation: str) -> Setting:
         f"{short}_ALGO",
         _text,
         "",
-        f"Algorithm for every {operation}; empty: chosen by size and topology.",
+        f"Algorithm for every {operation}: `ring`, `ring:8KB-max`, `^star`; empty: chosen by size and topology.",
         (*aliases, f"HCCL_{short}_ALGO"),
     )
 
@@ -143,11 +145,31 @@ SETTINGS: tuple[Setting, ...] = (
         "strict: only algorithms that add in rank order, so bits do not depend on size or transport.",
     ),
     Setting(
+        "TOPOLOGY",
+        _text,
+        "",
+        "File that describes hosts, devices and links (JSON, or NCCL's XML); empty: look.",
+    ),
+    Setting(
+        "NVLINK_MAP",
+        _text,
+        "",
+        "Pairs of devices with fast links, such as 0:1,1:2; `HCOMM_GROUP_<n>`=0,1,2,3 names whole groups.",
+        ("HCCL_NVLINK_MAP",),
+    ),
+    Setting(
         "DEBUG",
         _choice("off", "warn", "info", "trace", **{"0": "off", "1": "info", "version": "info"}),
         "off",
         "How much to tell on standard error: off, warn, info, trace.",
         ("HCCL_DEBUG",),
+    ),
+    Setting(
+        "RING_CHUNK_SIZE",
+        parse_size,
+        0,
+        "Bytes of the pieces in which rings pass their chunks on; 0: whole chunks (reduce_scatter: 1MB).",
+        ("HCCL_RING_CHUNK_SIZE",),
     ),
     _algorithm("all_reduce"),
     _algorithm("broadcast"),
@@ -275,7 +297,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {
         name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
         for name in sorted(environ)
-        if name.startswith(_PREFIX) and name not in known
+        if name.startswith(_PREFIX) and name not in known and not _GROUP.fullmatch(name)
     }
 
 

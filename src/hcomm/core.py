@@ -144,7 +144,7 @@ class Core:
             s.op,
             s.nbytes,
             None if s.root < 0 else s.root,
-            self._algorithms.get(s.operation),
+            s.algorithm or self._algorithms.get(s.operation),
         )
         plan = self._native.plan(
             choice.program,
@@ -191,12 +191,12 @@ class Core:
         in_address = source.address if source is not None else 0
         out_address = target.address if target is not None else 0
         if async_op:
-            call = Call(describe(), caller(), seconds)
+            call = Call(_said(describe, signature), caller(), seconds)
             op = self._native.start(plan, in_address, out_address, seconds, call.where)
             return self._track(op, call, (source, target), complete)
         status = self._run(plan, in_address, out_address, seconds)
         if status:
-            raise self._fail(status, Call(describe(), caller(), seconds))
+            raise self._fail(status, Call(_said(describe, signature), caller(), seconds))
         return complete()
 
     def _track(self, op: _native.Op, call: Call, kept: Any, complete: Callable[[], Any]) -> Work:
@@ -276,6 +276,11 @@ class Core:
             work._abandon(reason)
         self._running.clear()
         self._end(reason)
+
+
+def _said(describe: Callable[[], str], signature: Signature) -> str:
+    """The call in words, with what it asks for."""
+    return describe() + (f" with algorithm {signature.algorithm!r}" if signature.algorithm else "")
 
 
 _living: weakref.WeakSet[Core] = weakref.WeakSet()

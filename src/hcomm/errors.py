@@ -16,6 +16,7 @@
     ├── UnsupportedOperator (also ValueError) an operator unknown, or undefined for the element type
     ├── UnknownAlgorithm (also ValueError)
     ├── ConfigError (also ValueError)        a setting that does not parse
+    ├── TopologyError (also ValueError)      a topology file or hint that does not parse or contradicts itself
     └── CommunicatorError       an operation of a communicator failed
         ├── CollectiveMismatch  ranks called different operations
         ├── MessageMismatch     a received message does not fit the tensor given to recv
@@ -81,6 +82,10 @@ class UnknownAlgorithm(HcommError, ValueError):
 
 class ConfigError(HcommError, ValueError):
     """A setting whose value does not parse; the message names the variable."""
+
+
+class TopologyError(HcommError, ValueError):
+    """A description of the topology that does not parse, or contradicts itself; names the file and the place."""
 
 
 class CommunicatorError(HcommError):

@@ -24,6 +24,7 @@ class Exchanges(Collectives):
         *,
         input_sizes: Sequence[int] | None = None,
         output_sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -50,7 +51,7 @@ class Exchanges(Collectives):
         count = 0 if uneven else source.count
         signature = Signature(
             "all_to_all", source.dtype, None, -1, count, source.count, target.buffer.count, count * source.itemsize,
-            sent.bounds, received.bounds, agreement("uneven") if uneven else 0,
+            sent.bounds, received.bounds, agreement("uneven") if uneven else 0, algorithm or "",
         )  # fmt: skip
         say = self._saying("all_to_all", source, f"sizes {sent.sizes} to {received.sizes}" if uneven else "")
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
@@ -87,11 +88,18 @@ class Exchanges(Collectives):
         *,
         input_sizes: Sequence[int] | None = None,
         output_sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Work:
         """Start an `all_to_all`; the result of the Work is the output."""
         work: Work = self.all_to_all(
-            tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, timeout=timeout, async_op=True
+            tensor,
+            out,
+            input_sizes=input_sizes,
+            output_sizes=output_sizes,
+            algorithm=algorithm,
+            timeout=timeout,
+            async_op=True,
         )
         return work
 
@@ -102,6 +110,7 @@ class Exchanges(Collectives):
         *,
         out: Any = None,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -130,7 +139,7 @@ class Exchanges(Collectives):
             blocks = layout.from_block(source.shape, self._rank, self._size, sizes)
         signature = Signature(
             "gather", source.dtype, None, root, blocks.total, source.count, blocks.total if target else 0,
-            blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed,
+            blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed, algorithm or "",
         )  # fmt: skip
         say = self._saying("gather", source, f"root {root}")
         finish = target.finish if target else _nothing
@@ -145,10 +154,13 @@ class Exchanges(Collectives):
         *,
         out: Any = None,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Work:
         """Start a `gather`; the result of the Work is the output on the root, None elsewhere."""
-        work: Work = self.gather(tensor, dst, out=out, sizes=sizes, timeout=timeout, async_op=True)
+        work: Work = self.gather(
+            tensor, dst, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=True
+        )
         return work
 
     def scatter(
@@ -158,6 +170,7 @@ class Exchanges(Collectives):
         *,
         out: Any = None,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -196,6 +209,7 @@ class Exchanges(Collectives):
         signature = Signature(
             "scatter", target.buffer.dtype, None, root, blocks.total, source.count if source else 0,
             target.buffer.count, blocks.total * target.buffer.itemsize, blocks.bounds, (), blocks.agreed,
+            algorithm or "",
         )  # fmt: skip
         shape = blocks.shape if not blocks.scalar else (self._size,)
         say = lambda: describe("scatter", target.buffer.dtype, shape, f"root {root}")  # noqa: E731
@@ -208,10 +222,13 @@ class Exchanges(Collectives):
         *,
         out: Any = None,
         sizes: Sequence[int] | None = None,
+        algorithm: str | None = None,
         timeout: float | None = None,
     ) -> Work:
         """Start a `scatter`; the result of the Work is the output."""
-        work: Work = self.scatter(tensor, src, out=out, sizes=sizes, timeout=timeout, async_op=True)
+        work: Work = self.scatter(
+            tensor, src, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=True
+        )
         return work
 
 

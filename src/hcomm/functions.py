@@ -13,29 +13,57 @@ Group = Communicator | None
 
 
 def all_reduce(
-    tensor: Any, op: str = "sum", *, group: Group = None, timeout: float | None = None, async_op: bool = False
+    tensor: Any,
+    op: str = "sum",
+    *,
+    group: Group = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
 ) -> Any:
     """Reduce `tensor` over all ranks, in place. Returns it. See `Communicator.all_reduce`."""
-    return (group or state.communicator).all_reduce(tensor, op, timeout=timeout, async_op=async_op)
+    return (group or state.communicator).all_reduce(
+        tensor, op, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
 def all_reduce_async(
-    tensor: Any, op: str = "sum", *, group: Group = None, timeout: float | None = None
+    tensor: Any,
+    op: str = "sum",
+    *,
+    group: Group = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
 ) -> Work:
     """Start an `all_reduce`. See `Communicator.all_reduce`."""
-    return (group or state.communicator).all_reduce_async(tensor, op, timeout=timeout)
+    return (group or state.communicator).all_reduce_async(tensor, op, algorithm=algorithm, timeout=timeout)
 
 
 def broadcast(
-    tensor: Any, src: int = 0, *, group: Group = None, timeout: float | None = None, async_op: bool = False
+    tensor: Any,
+    src: int = 0,
+    *,
+    group: Group = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
 ) -> Any:
     """Copy `tensor` of rank `src` to every rank, in place. Returns it. See `Communicator.broadcast`."""
-    return (group or state.communicator).broadcast(tensor, src, timeout=timeout, async_op=async_op)
+    return (group or state.communicator).broadcast(
+        tensor, src, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
-def broadcast_async(tensor: Any, src: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:
+def broadcast_async(
+    tensor: Any,
+    src: int = 0,
+    *,
+    group: Group = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+) -> Work:
     """Start a `broadcast`. See `Communicator.broadcast`."""
-    return (group or state.communicator).broadcast_async(tensor, src, timeout=timeout)
+    return (group or state.communicator).broadcast_async(tensor, src, algorithm=algorithm, timeout=timeout)
 
 
 def reduce(
@@ -44,18 +72,27 @@ def reduce(
     op: str = "sum",
     *,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """Reduce `tensor` over all ranks into that of rank `dst`. Returns it. See `Communicator.reduce`."""
-    return (group or state.communicator).reduce(tensor, dst, op, timeout=timeout, async_op=async_op)
+    return (group or state.communicator).reduce(
+        tensor, dst, op, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
 def reduce_async(
-    tensor: Any, dst: int = 0, op: str = "sum", *, group: Group = None, timeout: float | None = None
+    tensor: Any,
+    dst: int = 0,
+    op: str = "sum",
+    *,
+    group: Group = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
 ) -> Work:
     """Start a `reduce`. See `Communicator.reduce`."""
-    return (group or state.communicator).reduce_async(tensor, dst, op, timeout=timeout)
+    return (group or state.communicator).reduce_async(tensor, dst, op, algorithm=algorithm, timeout=timeout)
 
 
 def all_gather(
@@ -64,12 +101,13 @@ def all_gather(
     *,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """The tensors of all ranks, concatenated along dimension 0, or in `out`. See `Communicator.all_gather`."""
     comm = group or state.communicator
-    return comm.all_gather(tensor, out, sizes=sizes, timeout=timeout, async_op=async_op)
+    return comm.all_gather(tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
 def all_gather_async(
@@ -78,10 +116,13 @@ def all_gather_async(
     *,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Work:
     """Start an `all_gather`. See `Communicator.all_gather`."""
-    return (group or state.communicator).all_gather_async(tensor, out, sizes=sizes, timeout=timeout)
+    return (group or state.communicator).all_gather_async(
+        tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout
+    )
 
 
 def reduce_scatter(
@@ -91,12 +132,15 @@ def reduce_scatter(
     *,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """This rank's block of the reduction of `tensor` over all ranks. See `Communicator.reduce_scatter`."""
     comm = group or state.communicator
-    return comm.reduce_scatter(tensor, out, op, sizes=sizes, timeout=timeout, async_op=async_op)
+    return comm.reduce_scatter(
+        tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
 def reduce_scatter_async(
@@ -106,10 +150,13 @@ def reduce_scatter_async(
     *,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Work:
     """Start a `reduce_scatter`. See `Communicator.reduce_scatter`."""
-    return (group or state.communicator).reduce_scatter_async(tensor, out, op, sizes=sizes, timeout=timeout)
+    return (group or state.communicator).reduce_scatter_async(
+        tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout
+    )
 
 
 def all_to_all(
@@ -119,13 +166,20 @@ def all_to_all(
     input_sizes: Sequence[int] | None = None,
     output_sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """Block r of `tensor` goes to rank r, block r of the output comes from rank r. See `Communicator.all_to_all`."""
     comm = group or state.communicator
     return comm.all_to_all(
-        tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, timeout=timeout, async_op=async_op
+        tensor,
+        out,
+        input_sizes=input_sizes,
+        output_sizes=output_sizes,
+        algorithm=algorithm,
+        timeout=timeout,
+        async_op=async_op,
     )
 
 
@@ -136,12 +190,13 @@ def all_to_all_async(
     input_sizes: Sequence[int] | None = None,
     output_sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Work:
     """Start an `all_to_all`. See `Communicator.all_to_all`."""
     comm = group or state.communicator
     return comm.all_to_all_async(
-        tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, timeout=timeout
+        tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, algorithm=algorithm, timeout=timeout
     )
 
 
@@ -152,12 +207,15 @@ def gather(
     out: Any = None,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """The tensors of all ranks, concatenated, on rank `dst`; None elsewhere. See `Communicator.gather`."""
     comm = group or state.communicator
-    return comm.gather(tensor, dst, out=out, sizes=sizes, timeout=timeout, async_op=async_op)
+    return comm.gather(
+        tensor, dst, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
 def gather_async(
@@ -167,10 +225,13 @@ def gather_async(
     out: Any = None,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Work:
     """Start a `gather`. See `Communicator.gather`."""
-    return (group or state.communicator).gather_async(tensor, dst, out=out, sizes=sizes, timeout=timeout)
+    return (group or state.communicator).gather_async(
+        tensor, dst, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout
+    )
 
 
 def scatter(
@@ -180,12 +241,15 @@ def scatter(
     out: Any = None,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
     """This rank's block of `tensor` of rank `src`. See `Communicator.scatter`."""
     comm = group or state.communicator
-    return comm.scatter(tensor, src, out=out, sizes=sizes, timeout=timeout, async_op=async_op)
+    return comm.scatter(
+        tensor, src, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
+    )
 
 
 def scatter_async(
@@ -195,20 +259,25 @@ def scatter_async(
     out: Any = None,
     sizes: Sequence[int] | None = None,
     group: Group = None,
+    algorithm: str | None = None,
     timeout: float | None = None,
 ) -> Work:
     """Start a `scatter`. See `Communicator.scatter`."""
-    return (group or state.communicator).scatter_async(tensor, src, out=out, sizes=sizes, timeout=timeout)
+    return (group or state.communicator).scatter_async(
+        tensor, src, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout
+    )
 
 
-def barrier(*, group: Group = None, timeout: float | None = None, async_op: bool = False) -> Any:
+def barrier(
+    *, group: Group = None, algorithm: str | None = None, timeout: float | None = None, async_op: bool = False
+) -> Any:
     """Return when every rank has called it. See `Communicator.barrier`."""
-    return (group or state.communicator).barrier(timeout=timeout, async_op=async_op)
+    return (group or state.communicator).barrier(algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
-def barrier_async(*, group: Group = None, timeout: float | None = None) -> Work:
+def barrier_async(*, group: Group = None, algorithm: str | None = None, timeout: float | None = None) -> Work:
     """Start a `barrier`. See `Communicator.barrier`."""
-    return (group or state.communicator).barrier_async(timeout=timeout)
+    return (group or state.communicator).barrier_async(algorithm=algorithm, timeout=timeout)
 
 
 def send(tensor: Any, dst: int, tag: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:

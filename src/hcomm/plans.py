@@ -28,6 +28,7 @@ class Signature(NamedTuple):
         bounds_in: where each rank's block of the input begins, in elements, and the end; or empty.
         bounds_out: the same of the output.
         agreed: hash of whatever else ranks must agree on; 0 if nothing.
+        algorithm: what the call asks for; '' leaves it to the communicator.
     """
 
     operation: str
@@ -41,6 +42,7 @@ class Signature(NamedTuple):
     bounds_in: tuple[int, ...] = ()
     bounds_out: tuple[int, ...] = ()
     agreed: int = 0
+    algorithm: str = ""
 
 
 class PlanCache(dict[Key, Value], Generic[Key, Value]):

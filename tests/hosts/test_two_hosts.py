@@ -119,6 +119,48 @@ def test_all_reduce_over_two_hosts(tmp_path: Path) -> None:
             assert values == sorted(expected), (rank, what)
 
 
+def test_every_algorithm_on_hosts_of_two_and_of_one(tmp_path: Path) -> None:
+    """All ranks, and groups of both hosts that are uneven or in another order."""
+    body = """
+        from hcomm.planning.registry import LINKS, algorithms
+        hcomm.init()
+        wrong, ran = [], 0
+        me = hcomm.rank()
+        for ranks in ([0, 1, 2, 3], [0, 1, 2], [3, 0, 1], [2, 0, 3, 1]):
+            if me not in ranks:
+                continue
+            group = hcomm.new_group(ranks)
+            n, r = group.size, group.rank
+            for count in (1, 1001, 400_003):
+                blocks = [np.arange(count, dtype=np.float32) % 31 + q for q in range(n)]
+                wholes = [np.arange(n * count, dtype=np.float32) % 29 + q for q in range(n)]
+                uneven = [count + q for q in range(n)]
+                for entry in (a for o in ("all_reduce", "all_gather", "reduce_scatter") for a in algorithms(o)):
+                    if entry.requires is not LINKS:
+                        continue
+                    call = getattr(group, entry.operation)
+                    if entry.operation == "all_reduce":
+                        right = np.array_equal(call(blocks[r].copy(), algorithm=entry.name), sum(blocks))
+                    elif entry.operation == "all_gather":
+                        pieces = [np.resize(blocks[q], uneven[q]) for q in range(n)]
+                        found = call(pieces[r], sizes=uneven, algorithm=entry.name)
+                        right = np.array_equal(found, np.concatenate(pieces))
+                    else:
+                        found = call(wholes[r], algorithm=entry.name)
+                        right = np.array_equal(found, sum(wholes)[r * count : (r + 1) * count])
+                    ran += 1
+                    if not right:
+                        wrong.append(f"{entry.operation} {entry.name} of {count} on {ranks}")
+        hcomm.finalize()
+        answer([wrong, ran])
+    """
+    found = run(body, tmp_path)
+    assert sorted(found) == [0, 1, 2, 3]
+    for wrong, ran in found.values():  # type: ignore[misc]
+        assert wrong == []
+        assert ran >= 2 * 3 * 15
+
+
 def test_every_operation_over_two_hosts(tmp_path: Path) -> None:
     body = """
         hcomm.init()

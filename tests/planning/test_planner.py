@@ -173,7 +173,8 @@ def test_asked_for_by_call_or_setting() -> None:
 
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(
-        UnknownAlgorithm, match="unknown all_reduce algorithm 'rong'; known: direct, oneshot, pairwise, ring"
+        UnknownAlgorithm,
+        match="unknown all_reduce algorithm 'rong'; known: direct, double_binary_tree, halving",
     ):
         planner().choose("all_reduce", "float32", "sum", 8, None, "rong")
     with pytest.raises(

@@ -94,7 +94,7 @@ def test_encoding_word_by_word() -> None:
 def test_text() -> None:
     text = str(lookup("all_reduce", "staged").program(0, 2))
     assert "program: 2 window slots" in text
-    assert "block 0: tiles of 65536 bytes, 2 buffers, 3 stages" in text
+    assert "block 0: tiles of 524288 bytes, 2 buffers, 3 stages" in text
     assert (
         "[1] move output chunk 0/2, window[0] chunk 0/2 <- output chunk 0/2 + window[0] of rank 1 chunk 0/2 (complete)"
         in text

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from hcomm.errors import HcommError
@@ -42,10 +42,21 @@ class LocalJob:
         ranks: how many.
         cpus: CPUs that they may use; empty: those of this process.
         seconds: the longest that the whole measurement may take.
+        module: what each rank runs.
+        environment: further variables for all ranks.
     """
 
-    def __init__(self, ranks: int, cpus: Sequence[int], seconds: float) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        cpus: Sequence[int],
+        seconds: float,
+        module: str = "hcomm.cli.probe_worker",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._ranks = ranks
+        self._module = module
+        self._environment = dict(environment or {})
         self._cpus = cpus
         self._deadline = time.monotonic() + seconds
         self._seconds = seconds
@@ -66,12 +77,12 @@ class LocalJob:
         return self
 
     def _start(self, rank: int, job_id: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "hcomm.cli.probe_worker"]
+        command = [sys.executable, "-m", self._module]
         if self._cpus:
             command += ["--cpus", format_cpulist(self._cpus)]
         return subprocess.Popen(
             command,
-            env=worker_environment(rank, self._ranks, job_id),
+            env=worker_environment(rank, self._ranks, job_id) | self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             stderr=self._errors[rank],

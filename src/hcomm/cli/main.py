@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from hcomm.cli.check import check
+from hcomm.cli.explain import explain
+from hcomm.cli.simulate import simulate
+from hcomm.cli.topology import topology
 
 
 @click.group()
@@ -14,6 +17,9 @@ def main() -> None:
 
 
 main.add_command(check)
+main.add_command(topology)
+main.add_command(explain)
+main.add_command(simulate)
 
 if __name__ == "__main__":
     main()

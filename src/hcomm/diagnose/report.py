@@ -157,9 +157,10 @@ class Reporter:
         if silent:
             lines.append(f"{self.names(silent)}: did not say what it called")
         text = f"operation #{number} differs between ranks{self._in_group()}: " + "; ".join(lines)
+        alike = len(calls) < 2 or (failure is not None and "different algorithms" in failure.text)
         if number < found:
             text += f"; noticed in operation #{found}, here in {call}"
-        elif failure is not None and failure.text and (silent or len(calls) < 2):
+        elif failure is not None and failure.text and (silent or alike):
             text += f" ({failure.text})"
         ranks = tuple(failure.ranks) if failure is not None else ()
         return CollectiveMismatch(text + ". Every rank must make the same calls in the same order.", ranks)

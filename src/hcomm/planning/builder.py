@@ -18,6 +18,9 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _TABLE_IN = frozenset({"reduce_scatter", "scatter", "all_to_all"})
 _TABLE_OUT = frozenset({"all_gather", "gather", "all_to_all"})
 
+#: The most stages of a tiled block that the engine runs.
+MAX_STAGES = 64
+
 Regions = Region | Sequence[Region]
 
 
@@ -71,9 +74,9 @@ class Builder:
         self._tiled: tuple[int, int, int] | None = None
         self._window_slots = 0
         if sorted(r for c in self.cliques for r in c) != list(self.ranks):
-            self._fail(f"cliques {self.cliques} are not a partition of the ranks 0..{size - 1}")
+            self.fail(f"cliques {self.cliques} are not a partition of the ranks 0..{size - 1}")
         if not 0 <= root < size:
-            self._fail(f"root {root} is not a rank; ranks are 0..{size - 1}")
+            self.fail(f"root {root} is not a rank; ranks are 0..{size - 1}")
 
     # Regions
 
@@ -81,18 +84,19 @@ class Builder:
         """Even chunk `index` (taken modulo) of `of` (default: world size) of the vector, in the output."""
         parts = self.size if of is None else of
         if parts < 1:
-            self._fail(f"a vector cannot be cut into {parts} chunks")
-        return self.chunks(index % parts, index % parts + 1, parts)
+            self.fail(f"a vector cannot be cut into {parts} chunks")
+        index %= parts
+        return self.chunks(index, index + 1, parts)
 
     def chunks(self, begin: int, end: int, of: int | None = None) -> Region:
         """Even chunks `begin` up to but not `end` of `of` of the vector, in the output."""
         parts = self.size if of is None else of
         if self.operation not in _EVEN:
-            self._fail(
+            self.fail(
                 f"{self.operation} has blocks of its own sizes, not even chunks; use in_block or out_block"
             )
         if not 0 <= begin <= end <= parts:
-            self._fail(f"chunks {begin} to {end} are out of range: there are {parts}")
+            self.fail(f"chunks {begin} to {end} are out of range: there are {parts}")
         return Region(Space.OUTPUT, OWN, IN_PLACE, Part.EVEN, begin, end, parts)
 
     def input(self, part: Region | None = None) -> Region:
@@ -110,16 +114,29 @@ class Builder:
     def in_block(self, rank: int) -> Region:
         """The block of the input that is meant for `rank` (reduce_scatter, scatter, all_to_all)."""
         if self.operation not in _TABLE_IN:
-            self._fail(f"the input of {self.operation} has no blocks")
+            self.fail(f"the input of {self.operation} has no blocks")
         self._check_rank(rank)
         return Region(Space.INPUT, OWN, IN_PLACE, Part.TABLE_IN, rank, rank + 1, self.size)
 
     def out_block(self, rank: int) -> Region:
         """The block of the output that comes from `rank` (all_gather, gather, all_to_all)."""
-        if self.operation not in _TABLE_OUT:
-            self._fail(f"the output of {self.operation} has no blocks")
         self._check_rank(rank)
-        return Region(Space.OUTPUT, OWN, IN_PLACE, Part.TABLE_OUT, rank, rank + 1, self.size)
+        return self.out_blocks(rank, rank + 1)
+
+    def out_blocks(self, begin: int, end: int) -> Region:
+        """The blocks of the output that come from the ranks `begin` up to but not `end`; not in tiled blocks.
+
+        Blocks may be of any length, so ranks that name different spans would not agree on a number of tiles.
+        """
+        if self.operation not in _TABLE_OUT:
+            self.fail(f"the output of {self.operation} has no blocks")
+        if not 0 <= begin < end <= self.size:
+            self.fail(f"blocks {begin} to {end} do not exist; ranks are 0..{self.size - 1}")
+        if end - begin > 1 and self._tiled:
+            self.fail(
+                f"blocks {begin} to {end} cannot be tiled: their length is not known alike to all ranks"
+            )
+        return Region(Space.OUTPUT, OWN, IN_PLACE, Part.TABLE_OUT, begin, end, self.size)
 
     def scratch(self, slot: int, like: Region) -> Region:
         """Private memory number `slot`, as long as `like`."""
@@ -130,6 +147,13 @@ class Builder:
         owner = OWN if of is None else self._owner(of)
         self._window_slots = max(self._window_slots, slot + 1)
         return like._replace(space=Space.WINDOW, owner=owner, slot=self._check_slot(slot))
+
+    def windows(self, slots: int) -> None:
+        """The program uses `slots` slots of each window, even if this rank itself does not.
+
+        All ranks must say the same, so an algorithm in which only some touch a window declares it.
+        """
+        self._window_slots = max(self._window_slots, slots)
 
     def at(self, rank: int, region: Region) -> Region:
         """The same region in the memory of `rank`, which shares memory with this one."""
@@ -161,7 +185,7 @@ class Builder:
         to = (dst,) if isinstance(dst, Region) else tuple(dst)
         of = (src,) if isinstance(src, Region) else tuple(src)
         if not to or not of:
-            self._fail(f"a move needs a source and a destination; got {len(of)} and {len(to)}")
+            self.fail(f"a move needs a source and a destination; got {len(of)} and {len(to)}")
         if len(of) > 1:
             self._check_reducing("a move of several sources")
         final = self.operation in REDUCING and len(of) == self.size
@@ -189,15 +213,20 @@ class Builder:
 
     @contextmanager
     def tiles(self, tile_bytes: int, buffers: int = 1, stages: int = 1) -> Iterator[None]:
-        """Steps inside run tile by tile; see `Block`. Slots exist `buffers` times and rotate with the tile."""
+        """Steps inside run tile by tile; see `Block`. Slots exist `buffers` times and rotate with the tile.
+
+        With `tile_bytes` 0 they run once, on whole regions.
+        """
         if self._tiled:
-            self._fail("tiled blocks cannot be nested")
-        if tile_bytes < 64 or tile_bytes % 64 or buffers < 1 or stages < 1:
-            self._fail(
-                f"tiles need a positive multiple of 64 bytes, buffers and stages; got {tile_bytes}, {buffers}, {stages}"
+            self.fail("tiled blocks cannot be nested")
+        if tile_bytes < 0 or tile_bytes % 64 or buffers < 1 or not 1 <= stages <= MAX_STAGES:
+            self.fail(
+                f"tiles need a positive multiple of 64 bytes, buffers, and 1 to {MAX_STAGES} stages; "
+                f"got {tile_bytes}, {buffers}, {stages}"
             )
         self._close()
-        self._tiled = (tile_bytes, buffers, stages)
+        if tile_bytes:
+            self._tiled = (tile_bytes, buffers, stages)
         yield
         self._close()
         self._tiled = None
@@ -224,12 +253,14 @@ class Builder:
         src: tuple[Region, ...] = (),
         ranks: tuple[int, ...] = (),
     ) -> None:
-        stages = self._tiled[2] if self._tiled else 1
-        if not (0 <= stage < stages or (stage == EVERY and self._tiled and ranks)):
-            self._fail(f"stage {stage} does not exist: this block has stages 0..{stages - 1}")
-        for region in dst + src:
-            if region.owner != OWN:
-                self._check_remote(kind, region)
+        if stage:
+            stages = self._tiled[2] if self._tiled else 1
+            if not (0 <= stage < stages or (stage == EVERY and self._tiled and ranks)):
+                self.fail(f"stage {stage} does not exist: this block has stages 0..{stages - 1}")
+        for regions in (dst, src):
+            for region in regions:
+                if region.owner != OWN:
+                    self._check_remote(kind, region)
         self._steps.append(Step(kind, stage, peer, flags, dst, src, ranks))
 
     def _sync(self, kind: Kind, ranks: Sequence[int], stage: int | None) -> None:
@@ -237,43 +268,44 @@ class Builder:
         for r in others:
             self._owner(r)
         if len(set(others)) != len(others):
-            self._fail(f"ranks {others} are named twice in {kind.name.lower()}")
+            self.fail(f"ranks {others} are named twice in {kind.name.lower()}")
         if others:
             self._add(kind, (EVERY if self._tiled else 0) if stage is None else stage, ranks=others)
 
     def _check_remote(self, kind: Kind, region: Region) -> None:
         if kind is not Kind.MOVE:
-            self._fail(f"{kind.name.lower()} works on own memory only, not on {region}; use move")
+            self.fail(f"{kind.name.lower()} works on own memory only, not on {region}; use move")
         if region.space is Space.SCRATCH:
-            self._fail(f"{region}: scratch memory is private")
+            self.fail(f"{region}: scratch memory is private")
         if region.space is not Space.WINDOW and self._requires is not Requirement.ACCESS:
-            self._fail(f"{region} is not a window: the algorithm must say requires=ACCESS")
+            self.fail(f"{region} is not a window: the algorithm must say requires=ACCESS")
 
     def _check_reducing(self, what: str) -> None:
         if self.operation not in REDUCING:
-            self._fail(f"{self.operation} has no operator, so {what} has no meaning in it")
+            self.fail(f"{self.operation} has no operator, so {what} has no meaning in it")
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
-            self._fail(f"rank {rank} does not exist; ranks are 0..{self.size - 1}")
+            self.fail(f"rank {rank} does not exist; ranks are 0..{self.size - 1}")
 
     def _check_peer(self, peer: int, what: str) -> None:
-        self._check_rank(peer)
-        if peer == self.rank:
-            self._fail(f"cannot {what} itself; use move")
+        if peer == self.rank or not 0 <= peer < self.size:
+            self._check_rank(peer)
+            self.fail(f"cannot {what} itself; use move")
 
     def _check_slot(self, slot: int) -> int:
         if slot < 0:
-            self._fail(f"slot {slot} is negative")
+            self.fail(f"slot {slot} is negative")
         return slot
 
     def _owner(self, rank: int) -> int:
         self._check_rank(rank)
         if rank not in self._near:
-            self._fail(f"rank {rank} shares no memory with this one; ranks {list(self.local)} do")
+            self.fail(f"rank {rank} shares no memory with this one; ranks {list(self.local)} do")
         return OWN if rank == self.rank else rank
 
-    def _fail(self, problem: str) -> NoReturn:
+    def fail(self, problem: str) -> NoReturn:
+        """Refuse to go on: raise ValueError with `problem`, naming algorithm, rank and step."""
         step = sum(len(b.steps) for b in self._blocks) + len(self._steps)
         raise ValueError(
             f"{self.operation} algorithm '{self._algorithm}', rank {self.rank} of {self.size}, step {step}: {problem}"

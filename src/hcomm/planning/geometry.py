@@ -92,9 +92,7 @@ class Sizes:
             first = even_offset(self.count, begin, parts, self.align)
             return first, first if begin == end else even_offset(self.count, end, parts, self.align)
         tables = self.bounds_in if part is Part.TABLE_IN else self.bounds_out
-        table = tables[rank]
-        # A rank without this side of a rooted operation has an empty table: the root's block is its whole.
-        return (table[begin], table[end]) if table else (0, 0)
+        return tables[rank][begin], tables[rank][end]
 
 
 def vector(
@@ -112,7 +110,8 @@ def blocks(operation: str, lengths: Sequence[int], root: int = 0, in_place: bool
     size, table = len(lengths), bounds(lengths)
     rooted = operation in ("gather", "scatter")
     big = tuple(table[-1] * (not rooted or r == root) for r in range(size))
-    tables = tuple(table if not rooted or r == root else () for r in range(size))
+    # Every rank knows all lengths, so ranks between the root and others can pass blocks on.
+    tables = (table,) * size
     if operation in ("all_gather", "gather"):
         return Sizes(operation, 0, tuple(lengths), big, bounds_out=tables, in_place=in_place, root=root)
     return Sizes(operation, 0, big, tuple(lengths), bounds_in=tables, in_place=in_place, root=root)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from ..codes import OPERATIONS
 from .builder import ROOTED, Requirement
-from .registry import Algorithm, lookup
-from .select import FALLBACK, Request, Setting, select
+from .registry import Algorithm, Options
+from .select import Request, Setting, fallback, select, window_need
 
 #: Choices kept before the cache is emptied: sizes may be different in every call of a job, memory may not grow.
 _CACHE_LIMIT = 512
@@ -21,6 +22,7 @@ class Choice:
 
     Attributes:
         algorithm: name of the algorithm.
+        options: its options, where they differ from its own defaults.
         program: this rank's program, encoded.
         fallback: the program to run when, in one operation, not every rank offers peer access; empty if none is needed.
         hash: 64 bits, the same on all ranks that chose alike.
@@ -29,11 +31,19 @@ class Choice:
     """
 
     algorithm: str
+    options: Options
     program: bytes
     fallback: bytes
     hash: int
     tile_bytes: int
     why: str
+
+
+class _Written(NamedTuple):
+    """A program of this rank, and how much of a window it needs: see `select.window_need`."""
+
+    data: bytes
+    window_need: tuple[int, int]
 
 
 class Planner:
@@ -66,10 +76,21 @@ class Planner:
         self.built = 0
         self._rank = rank
         self._world = Setting(
-            size, tuple(tuple(c) for c in cliques), window_bytes, access, prefer_direct, dict(settings)
+            size,
+            tuple(tuple(c) for c in cliques),
+            window_bytes,
+            access,
+            prefer_direct,
+            dict(settings),
+            self._window_need,
         )
         self._choices: dict[tuple[object, ...], Choice] = {}
-        self._programs: dict[tuple[str, str, int], bytes] = {}
+        self._programs: dict[tuple[Algorithm, Options, int], _Written] = {}
+
+    @property
+    def world(self) -> Setting:
+        """What the communicator offers, as the selection sees it."""
+        return self._world
 
     def choose(
         self,
@@ -85,10 +106,11 @@ class Planner:
         Args:
             nbytes: of the whole vector (all_reduce, broadcast, reduce) or of the big side; 0 if ranks may differ.
             root: the root of a rooted operation, else None.
-            algorithm: name of an algorithm to use, over every setting.
+            algorithm: what to use, over every setting; see `override` for all that may be said.
 
         Raises:
             UnknownAlgorithm: the algorithm asked for is not registered, or cannot run in this communicator.
+            ConfigError: what was asked for is not understood.
             ValueError: there is no such operation, or no such root.
         """
         key = (operation, dtype, op, nbytes, root, algorithm)
@@ -111,22 +133,27 @@ class Planner:
         return Request(operation, dtype, op, nbytes, root if operation in ROOTED and root is not None else 0)
 
     def _decide(self, request: Request, asked: str | None) -> Choice:
-        entry, why = select(self._world, request, asked)
-        fallback = b""
+        entry, options, why = select(self._world, request, asked)
+        instead = b""
         if entry.requires is Requirement.ACCESS:
-            fallback = self._program(lookup(request.operation, FALLBACK), request.root)
-        program = self._program(entry, request.root)
-        return Choice(entry.name, program, fallback, self._hash(entry, request), 0, why)
+            instead = self._written(fallback(request.operation), (), request.root).data
+        program = self._written(entry, options, request.root).data
+        return Choice(entry.name, options, program, instead, self._hash(entry, options, request), 0, why)
 
-    def _program(self, entry: Algorithm, root: int) -> bytes:
-        key = (entry.operation, entry.name, root)
-        program = self._programs.get(key)
-        if program is None:
+    def _written(self, entry: Algorithm, options: Options, root: int) -> _Written:
+        key = (entry, options, root)
+        written = self._programs.get(key)
+        if written is None:
             self.built += 1
-            program = entry.program(self._rank, self._world.size, self._world.cliques, root).encode()
-            self._programs[key] = program
-        return program
+            world = self._world
+            program = entry.program(self._rank, world.size, world.cliques, root, options)
+            written = self._programs[key] = _Written(program.encode(), window_need(program))
+        return written
 
-    def _hash(self, entry: Algorithm, request: Request) -> int:
-        agreed = (entry.operation, entry.name, request.root, self._world.size, self._world.cliques)
+    def _window_need(self, entry: Algorithm, options: Options, root: int) -> tuple[int, int]:
+        return self._written(entry, options, root).window_need
+
+    def _hash(self, entry: Algorithm, options: Options, request: Request) -> int:
+        world = self._world
+        agreed = (entry.operation, entry.name, options, request.root, world.size, world.cliques)
         return int.from_bytes(blake2b(repr(agreed).encode(), digest_size=8).digest(), "little")

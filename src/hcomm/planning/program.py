@@ -165,7 +165,8 @@ class Program:
                     words += region
                 for region in src:
                     words += region
-                words += ranks
+                if ranks:
+                    words += ranks
         return struct.pack(f"<{len(words)}i", *words)
 
     def __str__(self) -> str:

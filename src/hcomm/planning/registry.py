@@ -1,15 +1,24 @@
-"""The register of algorithms."""
+"""The register of algorithms.
+
+An algorithm may have **options**: keyword arguments of its function, whole numbers (a size in bytes, which may be
+written `256KB`) or text, with defaults. `torus2d(grid=2x4)` is how users set them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import RLock
 
 from ..codes import OPERATIONS
+from ..config import parse_size
 from ..errors import UnknownAlgorithm
 from .builder import Builder, Requirement
 from .program import Program
+from .volume import Volume
 
 #: Any links will do.
 LINKS = Requirement.LINKS
@@ -18,7 +27,12 @@ SHARED_MEMORY = Requirement.SHARED_MEMORY
 #: All ranks must reach each other's ordinary memory.
 ACCESS = Requirement.ACCESS
 
-Writer = Callable[[Builder], None]
+#: Writes the program of one rank; further arguments are options.
+Writer = Callable[..., None]
+#: What one rank has to do, for the Builder of its rank and the options: see `Volume`.
+Formula = Callable[..., Volume]
+#: Options and their values, by name: hashable, and the same on all ranks.
+Options = tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,8 @@ class Algorithm:
 
     Attributes:
         reduces_once: every output element is rounded once, from all contributions in rank order.
+        formula: what each rank has to do; `verify` counts it. None: not stated.
+        even_only: an all_to_all that needs blocks of one length on all ranks.
     """
 
     operation: str
@@ -34,19 +50,50 @@ class Algorithm:
     write: Writer
     requires: Requirement
     reduces_once: bool
+    formula: Formula | None = None
+    even_only: bool = False
 
     @property
     def summary(self) -> str:
         """First line of its docstring: what it does and what it costs."""
         return (self.write.__doc__ or "").strip().partition("\n")[0]
 
-    def program(
-        self, rank: int, size: int, cliques: Sequence[Sequence[int]] | None = None, root: int = 0
-    ) -> Program:
-        """The program of `rank`. `cliques` defaults to one clique of all ranks.
+    @cached_property
+    def defaults(self) -> dict[str, int | str]:
+        """Its options and their defaults."""
+        _, *options = inspect.signature(self.write).parameters.values()
+        return {option.name: option.default for option in options}
+
+    def options(self, given: Mapping[str, str]) -> Options:
+        """Parse options.
 
         Raises:
-            ValueError: the algorithm made a mistake, or cannot run in such a world.
+            UnknownAlgorithm: there is no such option, or its value is no size where one is needed.
+        """
+        for name in given:
+            if name not in self.defaults:
+                known = ", ".join(self.defaults) or "none"
+                raise UnknownAlgorithm(
+                    f"{self.operation} algorithm '{self.name}' has no option '{name}'; known: {known}"
+                )
+        try:
+            return tuple(
+                (name, parse_size(text) if isinstance(self.defaults[name], int) else text)
+                for name, text in sorted(given.items())
+            )
+        except ValueError as error:
+            listed = ", ".join(f"{name}={text}" for name, text in given.items())
+            raise UnknownAlgorithm(
+                f"{self.operation} algorithm '{self.name}' does not understand {listed}: expected {error}"
+            ) from None
+
+    def builder(
+        self, rank: int, size: int, cliques: Sequence[Sequence[int]] | None = None, root: int = 0
+    ) -> Builder:
+        """An empty Builder for `rank`. `cliques` defaults to one clique of all ranks.
+
+        Raises:
+            ValueError: the algorithm cannot run in such a world.
         """
         p = Builder(
             self.operation,
@@ -59,7 +106,23 @@ class Algorithm:
         )
         if self.requires is not Requirement.LINKS and len(p.cliques) > 1:
             raise ValueError(f"{self.operation} algorithm '{self.name}' needs memory shared by all ranks")
-        self.write(p)
+        return p
+
+    def program(
+        self,
+        rank: int,
+        size: int,
+        cliques: Sequence[Sequence[int]] | None = None,
+        root: int = 0,
+        options: Options = (),
+    ) -> Program:
+        """The program of `rank`. `cliques` defaults to one clique of all ranks.
+
+        Raises:
+            ValueError: the algorithm made a mistake, or cannot run in such a world.
+        """
+        p = self.builder(rank, size, cliques, root)
+        self.write(p, **dict(options))
         return p.build()
 
 
@@ -74,24 +137,41 @@ def algorithm(
     name: str | None = None,
     requires: Requirement = LINKS,
     reduces_once: bool = False,
+    formula: Formula | None = None,
+    even_only: bool = False,
 ) -> Callable[[Writer], Writer]:
     """Register a function that writes programs for `operation`, under `name` (default: the function's own).
 
     Raises:
         ValueError: there is no such operation, or the name is taken.
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
 
     def register(write: Writer) -> Writer:
-        entry = Algorithm(operation, name or write.__name__, write, requires, reduces_once)
-        taken = _algorithms.get((operation, entry.name))
-        if taken is not None and taken.write.__module__ != write.__module__:
-            raise ValueError(f"{operation} algorithm '{entry.name}' is taken by {taken.write.__module__}")
-        _algorithms[operation, entry.name] = entry
+        add(Algorithm(operation, name or write.__name__, write, requires, reduces_once, formula, even_only))
         return write
 
+    if operation not in OPERATIONS:
+        raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
     return register
+
+
+def add(entry: Algorithm) -> None:
+    """Register `entry`; a module may replace its own.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    check_free(entry)
+    _algorithms[entry.operation, entry.name] = entry
+
+
+def check_free(entry: Algorithm) -> None:
+    """Raise ValueError when the name of `entry` is no word, or is taken by another module."""
+    if not re.fullmatch(r"\w[\w.+]*", entry.name):
+        raise ValueError(f"'{entry.name}' is no name for an algorithm: use letters, digits and underscores")
+    taken = _algorithms.get((entry.operation, entry.name))
+    if taken is not None and taken.write.__module__ != entry.write.__module__:
+        raise ValueError(f"{entry.operation} algorithm '{entry.name}' is taken by {taken.write.__module__}")
 
 
 def algorithms(operation: str | None = None) -> list[Algorithm]:

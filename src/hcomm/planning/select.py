@@ -7,13 +7,15 @@ only ever given to algorithms that add all contributions in float32 and round on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from ..errors import UnknownAlgorithm
+from . import override
 from .builder import REDUCING, Requirement
-from .registry import Algorithm, lookup
+from .program import Program
+from .registry import Algorithm, Options, algorithms, lookup
 
 #: Vectors are shown whole as long as all ranks' together have at most this size: below it a meet more costs more than
 #: reading them all (bytes).
@@ -24,8 +26,8 @@ DIRECT_BYTES = 64 << 10
 LATENCY_BYTES = 32 << 10
 #: Broadcasts are cut into tiles of this size (bytes).
 PIPELINE_BYTES = 1 << 20
-#: What runs in an operation in which some rank offers no access to its buffers.
-FALLBACK = "staged"
+#: What runs in an operation in which some rank offers no access to its buffers; `staged` where nothing is said.
+FALLBACK: Mapping[str, str] = {"all_to_all": "pairwise"}
 #: The least a tile may hold (bytes): one cache line.
 _LINE = 64
 _HALF = frozenset({"float16", "bfloat16"})
@@ -53,6 +55,8 @@ class Setting:
     access: bool
     prefer_direct: bool
     options: Mapping[str, str]
+    #: `window_need` of this rank's program of an algorithm with options, for a root.
+    window_need: Callable[[Algorithm, Options, int], tuple[int, int]]
 
     @property
     def shared(self) -> bool:
@@ -65,56 +69,100 @@ def option_name(operation: str) -> str:
     return operation.replace("_", "").upper() + "_ALGO"
 
 
-def obstacle(entry: Algorithm, world: Setting, request: Request) -> str:
+class Selection(NamedTuple):
+    """An algorithm, its options, and the reason in words."""
+
+    entry: Algorithm
+    options: Options
+    why: str
+
+
+def fallback(operation: str) -> Algorithm:
+    """What runs instead of an algorithm with peer access, when a rank does not offer it."""
+    return lookup(operation, FALLBACK.get(operation, "staged"))
+
+
+def obstacle(entry: Algorithm, world: Setting, request: Request, options: Options = ()) -> str:
     """Why `entry` cannot serve `request` in this communicator; empty if it can."""
     if entry.requires is not Requirement.LINKS and not world.shared:
         return f"it needs memory shared by all ranks, but they form {len(world.cliques)} groups {list(world.cliques)}"
     if entry.requires is Requirement.ACCESS and not world.access:
         return "it needs access to the buffers of other ranks, which this communicator does not have"
+    if entry.even_only and not request.nbytes:
+        return "it needs blocks of one length on all ranks"
     if entry.requires is Requirement.ACCESS:
         # Access is agreed on anew in each operation; without it this one runs.
-        return obstacle(lookup(request.operation, FALLBACK), world, request)
-    if entry.requires is Requirement.SHARED_MEMORY:
-        fixed, whole = _window_need(entry, world.size)
-        needed = fixed * _LINE + whole * -(-request.nbytes // _LINE) * _LINE
-        if needed > world.window_bytes:
-            return (
-                f"it needs {needed} bytes of each rank's window for {request.nbytes} bytes, "
-                f"and one operation has {world.window_bytes}"
-            )
+        return obstacle(fallback(request.operation), world, request)
+    try:
+        fixed, whole = world.window_need(entry, options, request.root)
+    except ValueError as error:
+        return str(error)
+    needed = fixed * _LINE + whole * -(-request.nbytes // _LINE) * _LINE
+    if needed > world.window_bytes:
+        return (
+            f"it needs {needed} bytes of each rank's window for {request.nbytes} bytes, "
+            f"and one operation has {world.window_bytes}"
+        )
     return ""
 
 
-@lru_cache(maxsize=256)
-def _window_need(entry: Algorithm, size: int) -> tuple[int, int]:
+def window_need(program: Program) -> tuple[int, int]:
     """(tiles, whole vectors) that lie in a window at once; tiles may be small, vectors are what they are."""
-    program = entry.program(0, size)
     if all(block.tile_bytes for block in program.blocks):
         return program.window_slots * max((block.buffers for block in program.blocks), default=1), 0
     return 0, program.window_slots
 
 
-def select(world: Setting, request: Request, asked: str | None = None) -> tuple[Algorithm, str]:
-    """The algorithm and the reason.
+def select(world: Setting, request: Request, asked: str | None = None) -> Selection:
+    """The algorithm, its options and the reason.
 
     Raises:
         UnknownAlgorithm: the one asked for (by `asked` or a setting) is not registered, or cannot run here.
+        ConfigError: what was asked for is not understood.
     """
-    name, source = asked, "the call"
-    if not name and (option := world.options.get(option_name(request.operation), "").strip()):
-        name, source = option.lower(), f"the setting {option_name(request.operation)}"
-    if name:
-        entry = lookup(request.operation, name)
-        if problem := obstacle(entry, world, request):
+    text, source, argument = asked or "", "the call", "algorithm"
+    if not text and (text := world.options.get(option_name(request.operation), "")):
+        argument = "HCOMM_" + option_name(request.operation)
+        source = f"the setting {option_name(request.operation)}"
+    wish = override.parse(request.operation, text, argument)
+    if rule := wish.rule(request.nbytes):
+        options = _with_settings(rule.entry, rule.options, world)
+        if problem := obstacle(rule.entry, world, request, options):
             raise UnknownAlgorithm(
-                f"{request.operation} algorithm '{name}' (asked for by {source}) cannot run: {problem}"
+                f"{request.operation} algorithm '{rule.entry.name}' (asked for by {source}) cannot run: {problem}"
             )
-        return entry, f"asked for by {source}"
-    for name, why in _preferences(world, request):
+        return Selection(rule.entry, options, f"asked for by {source}")
+    choices = _preferences(world, request)
+    if wish.excluded:
+        choices = [*choices, *_others(world, request)]
+    for name, why in choices:
         entry = lookup(request.operation, name)
-        if not obstacle(entry, world, request):
-            return entry, why
+        options = _with_settings(entry, (), world)
+        if name not in wish.excluded and not obstacle(entry, world, request, options):
+            return Selection(entry, options, why)
+    if wish.excluded:
+        raise UnknownAlgorithm(f"no {request.operation} algorithm is left that can run: {source} says {text}")
     raise UnknownAlgorithm(f"no {request.operation} algorithm can run here")
+
+
+def _with_settings(entry: Algorithm, options: Options, world: Setting) -> Options:
+    """`options`, and the chunk size of rings where a setting gives one and the options do not."""
+    chunk = world.options.get("RING_CHUNK_SIZE", "").strip()
+    if (
+        entry.name != "ring"
+        or "chunk" in dict(options)
+        or "chunk" not in entry.defaults
+        or chunk in ("", "0")
+    ):
+        return options
+    return entry.options({"chunk": chunk})
+
+
+def _others(world: Setting, request: Request) -> list[tuple[str, str]]:
+    """What may serve when exclusions leave none of the preferences."""
+    once = _rounds_once(world, request)
+    able = [a.name for a in algorithms(request.operation) if a.reduces_once or not once]
+    return [(name, "the choices before it are excluded") for name in able]
 
 
 def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:

@@ -28,10 +28,16 @@ def expected(sizes: Sizes, rank: int, index: int) -> tuple[int, int]:
     return (1 << size) - 1, index
 
 
-def samples(operation: str, size: int, root: int = 0) -> Iterator[tuple[Sizes, int]]:
-    """(sizes, elements per tile) under which `verify` plays an algorithm."""
+def samples(operation: str, size: int, root: int = 0, even_only: bool = False) -> Iterator[tuple[Sizes, int]]:
+    """(sizes, elements per tile) under which `verify` plays an algorithm.
+
+    `even_only`: only such in which all blocks of an all_to_all are of one length.
+    """
     if operation == "barrier":
         yield vector(operation, size, 0), 1
+    elif even_only:
+        for length in (0, 1, 3):
+            yield exchange([[length] * size] * size), 2
     elif operation == "all_to_all":
         yield exchange([[0] * size] * size), 1
         for shift in (1, 2):

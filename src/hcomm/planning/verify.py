@@ -9,8 +9,7 @@ same messages, and stops in the same place, in every order, as long as memory is
 condition is checked in the same run with vector clocks (Fidge, Mattern 1988): two accesses to one element, one of them
 a write, must be ordered by messages, posts and awaits. The receipt of a message counts as a read of its source.
 
-Element counts are small, but regions keep their meaning (even chunks, uneven tables, tiles down to one element), and
-programs do not depend on counts.
+Counts are small, but regions keep their meaning (even chunks, uneven tables, tiles of one element).
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from ..errors import HcommError
 from .builder import REDUCING, ROOTED
 from .geometry import Sizes
 from .program import FINAL, IN_PLACE, OWN, Block, Kind, Program, Region, Space, Step
-from .registry import Algorithm
+from .registry import Algorithm, Options
 from .specification import expected, samples
+from .volume import disagreement
 
 #: What an element holds: a set of ranks as bits, the place in the vector, how often it was finished.
 Value = tuple[int, int, int]
@@ -38,13 +38,20 @@ class VerificationError(HcommError, ValueError):
 
 
 def verify(
-    algorithm: Algorithm, size: int, cliques: Sequence[Sequence[int]] | None = None, root: int | None = None
+    algorithm: Algorithm,
+    size: int,
+    cliques: Sequence[Sequence[int]] | None = None,
+    root: int | None = None,
+    options: Options = (),
 ) -> None:
     """Prove `algorithm` for `size` ranks: right values, no deadlock, no race, for even and uneven sizes down to none.
+
+    And each rank does as much as the algorithm's formula says, if it has one.
 
     Args:
         cliques: host cliques, default one of all ranks.
         root: the root of a rooted operation; default: every rank in turn.
+        options: options of the algorithm.
 
     Raises:
         VerificationError: what is wrong first, with rank, step and region.
@@ -52,9 +59,33 @@ def verify(
     """
     roots = range(size) if root is None and algorithm.operation in ROOTED else (root or 0,)
     for chosen in roots:
-        programs = [algorithm.program(rank, size, cliques, chosen) for rank in range(size)]
-        for sizes, tile in samples(algorithm.operation, size, chosen):
+        programs = [algorithm.program(rank, size, cliques, chosen, options) for rank in range(size)]
+        for sizes, tile in samples(algorithm.operation, size, chosen, algorithm.even_only):
             verify_programs(programs, sizes, tile, name=f"{algorithm.operation} algorithm '{algorithm.name}'")
+        verify_volume(algorithm, programs, cliques, chosen, options)
+
+
+def verify_volume(
+    algorithm: Algorithm,
+    programs: Sequence[Program],
+    cliques: Sequence[Sequence[int]] | None = None,
+    root: int = 0,
+    options: Options = (),
+) -> None:
+    """Hold the messages, meets and bytes of every rank against the algorithm's formula.
+
+    Raises:
+        VerificationError: the first rank of which the formula is not true.
+    """
+    if algorithm.formula is None:
+        return
+    size = len(programs)
+    builders = [algorithm.builder(rank, size, cliques, root) for rank in range(size)]
+    said = [algorithm.formula(p, **dict(options)) for p in builders]
+    if wrong := disagreement(algorithm.operation, programs, said, root):
+        raise VerificationError(
+            f"{algorithm.operation} algorithm '{algorithm.name}' for {size} ranks: {wrong}"
+        )
 
 
 def verify_programs(programs: Sequence[Program], sizes: Sizes, tile: int = 1, name: str = "program") -> None:

@@ -2,9 +2,14 @@
 
 from ...builder import Builder
 from ...registry import SHARED_MEMORY, algorithm
+from ...volume import Volume
 
 
-@algorithm("all_gather", requires=SHARED_MEMORY)
+@algorithm(
+    "all_gather",
+    requires=SHARED_MEMORY,
+    formula=lambda p: Volume(meets=p.size > 1, moved=(2 * p.size + (p.size > 1)) / p.size),
+)
 def staged(p: Builder) -> None:
     """Copy a tile into the own window while the others copy out the one before: one meet per tile."""
     mine = p.input()

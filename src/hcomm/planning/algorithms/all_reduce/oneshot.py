@@ -2,9 +2,15 @@
 
 from ...builder import Builder
 from ...registry import SHARED_MEMORY, algorithm
+from ...volume import Volume
 
 
-@algorithm("all_reduce", requires=SHARED_MEMORY, reduces_once=True)
+@algorithm(
+    "all_reduce",
+    requires=SHARED_MEMORY,
+    reduces_once=True,
+    formula=lambda p: Volume(meets=p.size > 1, moved=p.size + 3),
+)
 def oneshot(p: Builder) -> None:
     """Everybody shows its vector and adds up all: one meet, p·n read per rank.
 

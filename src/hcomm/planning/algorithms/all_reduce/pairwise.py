@@ -2,9 +2,14 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 
-@algorithm("all_reduce", reduces_once=True)
+@algorithm(
+    "all_reduce",
+    reduces_once=True,
+    formula=lambda p: Volume(2 * (p.size - 1), 2 * (p.size - 1) / p.size, moved=(p.size + 1) / p.size),
+)
 def pairwise(p: Builder) -> None:
     """Each rank gathers all parts of its chunk, reduces them in rank order at once, sends the result to all.
 

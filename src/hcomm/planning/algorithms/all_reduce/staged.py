@@ -2,9 +2,15 @@
 
 from ...builder import Builder
 from ...registry import SHARED_MEMORY, algorithm
+from ...volume import Volume
 
 
-@algorithm("all_reduce", requires=SHARED_MEMORY, reduces_once=True)
+@algorithm(
+    "all_reduce",
+    requires=SHARED_MEMORY,
+    reduces_once=True,
+    formula=lambda p: Volume(meets=p.size > 1, moved=(5 * p.size - 2) / p.size),
+)
 def staged(p: Builder) -> None:
     """Copy in what others need, reduce the own chunk, copy out: 3n memory traffic per rank, one meet per tile.
 

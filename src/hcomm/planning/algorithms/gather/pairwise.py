@@ -2,9 +2,13 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 
-@algorithm("gather")
+@algorithm(
+    "gather",
+    formula=lambda p: Volume(moved=2 / p.size) if p.rank == p.root else Volume(1, 1 / p.size),
+)
 def pairwise(p: Builder) -> None:
     """Everybody sends its block to the root: α + (p-1)/p·nβ at the root."""
     if p.rank != p.root:

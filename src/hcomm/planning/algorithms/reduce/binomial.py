@@ -2,11 +2,21 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 PIECES = 8
 
 
-@algorithm("reduce")
+def _volume(p: Builder) -> Volume:
+    me = (p.rank - p.root) % p.size
+    adds = me % 2 == 0 and me + 1 < p.size
+    return Volume(PIECES, 1, moved=2 * adds) if me else Volume(moved=2)
+
+
+@algorithm(
+    "reduce",
+    formula=_volume,
+)
 def binomial(p: Builder) -> None:
     """Pairs add up, then pairs of pairs: ⌈lg p⌉α + nβ(1 + ⌈lg p⌉/8), as the vector goes up in 8 pieces.
 

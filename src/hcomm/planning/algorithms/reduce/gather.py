@@ -2,9 +2,14 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 
-@algorithm("reduce", reduces_once=True)
+@algorithm(
+    "reduce",
+    reduces_once=True,
+    formula=lambda p: Volume(moved=p.size + 1) if p.rank == p.root else Volume(1, 1),
+)
 def gather(p: Builder) -> None:
     """The root gathers all contributions, tile by tile, and reduces them in rank order: α + (p-1)nβ at the root."""
     with p.tiles(256 << 10):

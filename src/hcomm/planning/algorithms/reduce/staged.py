@@ -2,9 +2,18 @@
 
 from ...builder import Builder
 from ...registry import SHARED_MEMORY, algorithm
+from ...volume import Volume
 
 
-@algorithm("reduce", requires=SHARED_MEMORY, reduces_once=True)
+@algorithm(
+    "reduce",
+    requires=SHARED_MEMORY,
+    reduces_once=True,
+    formula=lambda p: Volume(
+        meets=p.size > 1,
+        moved=((3 if p.rank != p.root else 5) * p.size - (1 if p.rank != p.root else 3)) / p.size,
+    ),
+)
 def staged(p: Builder) -> None:
     """As all_reduce staged, but only the root copies out, and the others leave their buffers as they are.
 

@@ -2,9 +2,14 @@
 
 from ...builder import Builder
 from ...registry import algorithm
+from ...volume import Volume
 
 
-@algorithm("reduce_scatter", reduces_once=True)
+@algorithm(
+    "reduce_scatter",
+    reduces_once=True,
+    formula=lambda p: Volume(p.size - 1, (p.size - 1) / p.size, moved=(p.size + 1) / p.size),
+)
 def pairwise(p: Builder) -> None:
     """Each rank gathers all parts of its block, tile by tile, and reduces them in rank order: α + (p-1)/p·nβ."""
     mine = p.in_block(p.rank)

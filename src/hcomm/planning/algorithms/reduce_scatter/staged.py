@@ -2,9 +2,15 @@
 
 from ...builder import Builder
 from ...registry import SHARED_MEMORY, algorithm
+from ...volume import Volume
 
 
-@algorithm("reduce_scatter", requires=SHARED_MEMORY, reduces_once=True)
+@algorithm(
+    "reduce_scatter",
+    requires=SHARED_MEMORY,
+    reduces_once=True,
+    formula=lambda p: Volume(meets=p.size > 1, moved=(3 * p.size - 1) / p.size),
+)
 def staged(p: Builder) -> None:
     """Copy in what others need while each reduces its block of the tile before: 2n traffic per rank, one meet per tile.
 

@@ -1,0 +1,341 @@
+"""Measuring what links and memory cost, with a running communicator.
+
+What is timed are programs, run by the same engine as everything else: round trips for α and β, copies and reductions
+in memory, meetings. So Python's part of a call is in none of the figures but `call`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hcomm import _native
+from hcomm.codes import DTYPES, OPERATIONS, OPERATORS
+from hcomm.diagnose.callsite import caller
+from hcomm.diagnose.report import Call
+from hcomm.planning.builder import Builder, Requirement
+from hcomm.planning.cost import DEFAULT_LINKS, Costs, LinkCost
+from hcomm.planning.planner import Planner
+from hcomm.planning.program import Program
+from hcomm.plans import Signature, agreement
+from hcomm.topology.measure import Pair, load, representatives, store
+
+if TYPE_CHECKING:
+    from hcomm.communicator import Communicator
+
+_ITEM = 4
+#: Round trips of an empty message, whose mean is α.
+_ROUNDS = 16
+#: Bytes that find out how many are affordable.
+_TRIAL = 64 << 10
+#: Seconds that the round trips of one phase with large messages should take.
+_PHASE_SECONDS = 0.05
+_LARGEST = 1 << 20
+#: Bytes of copies and reductions: more than a core keeps to itself.
+_MEMORY = 2 << 20
+#: The most seconds that any one program may take.
+_SECONDS = 60.0
+#: How often a program runs.
+_REPEATS = 8
+#: Bytes that a pair of ranks shows each other in its windows, and how often.
+_SHOWN = 512 << 10
+_SHOWS = 3
+#: Per host: copy, reduce, memory, meet, call, cores, fetch, reach, access.
+_LOCAL = 9
+_STEP = Costs().step
+
+
+def measure(world: Communicator, *, fresh: bool = False) -> Costs:
+    """The costs of a communicator's links and hosts, the same on every rank. Collective: every rank calls it.
+
+    Takes up to 100 ms, or a few messages where all of it is kept from an earlier run.
+
+    Args:
+        world: the communicator.
+        fresh: measure even what is kept.
+
+    Raises:
+        CommunicatorError: a rank failed meanwhile.
+    """
+    return _Meter(world).run(fresh)
+
+
+def largest(world: Communicator, value: float) -> float:
+    """The largest of all ranks' values. Collective."""
+    cells = array("d", [value])
+    plan = world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
+    address = _native.address_of(cells, True)[0]
+    status = world._native.run(plan, address, address, _SECONDS)
+    if status:
+        raise world._fail(status, Call("agreeing on a measurement", caller(), _SECONDS))
+    return cells[0]
+
+
+class _Meter:
+    """The measurement of one communicator, on one rank."""
+
+    def __init__(self, world: Communicator) -> None:
+        self._world = world
+        self._memory = bytearray(max(_LARGEST, _MEMORY) + 64)
+        self._address = -(-_native.address_of(self._memory, True)[0] // 64) * 64
+        self._hosts = world.hosts
+        self._names = world.host_names
+        planner = world._planner
+        assert isinstance(planner, Planner)
+        self._window = planner.world.window_bytes
+        self._access = planner.world.access
+        self._phases = representatives(self._hosts, world.cliques)
+        self._pairs = [pair for phase in self._phases for pair in phase]
+        self._home = next(members for members in self._hosts if world.rank in members)
+
+    def run(self, fresh: bool) -> Costs:
+        """The agreed costs."""
+        if self._world.size == 1:
+            return Costs()
+        kept = self._kept()
+        complete = [float(all(kept) and not fresh), *(value for values in kept for value in values)]
+        width = 2 * len(self._pairs) + _LOCAL * len(self._hosts)
+        first = self._agree(complete if complete[0] else [0.0] * (1 + width))
+        owners = len({self._owner(pair) for pair in self._pairs} | {members[0] for members in self._hosts})
+        if round(first[0]) == owners:
+            return self._costs(first[1:])
+        links = self._links()
+        own = self._local()
+        table = [0.0] * width
+        for place, pair in enumerate(self._pairs):
+            if self._owner(pair) == self._world.rank:
+                table[2 * place : 2 * place + 2] = links[pair]
+                store(self._pair_name(pair), links[pair])
+        if self._home[0] == self._world.rank:
+            place = 2 * len(self._pairs) + _LOCAL * self._hosts.index(self._home)
+            table[place : place + _LOCAL] = own
+            store(self._host_name(), own)
+        return self._costs(self._agree(table))
+
+    @staticmethod
+    def _owner(pair: Pair) -> int:
+        """The rank that times a pair, keeps the result and tells it."""
+        return pair.a
+
+    def _pair_name(self, pair: Pair) -> str:
+        return f"{pair.link} {self._names[pair.a]} {self._names[pair.b]}"
+
+    def _host_name(self) -> str:
+        return f"memory {self._names[self._home[0]]} {len(self._home)} ranks"
+
+    def _kept(self) -> list[tuple[float, ...]]:
+        """Kept values in the order of the table, for what this rank owns; zeros for what others own.
+
+        A value that is missing is an empty tuple.
+        """
+        rows: list[tuple[float, ...]] = []
+        for pair in self._pairs:
+            mine = self._owner(pair) == self._world.rank
+            rows.append(load(self._pair_name(pair)) if mine else (0.0, 0.0))
+        for members in self._hosts:
+            mine = members[0] == self._world.rank
+            rows.append(load(self._host_name()) if mine else (0.0,) * _LOCAL)
+        widths = [2] * len(self._pairs) + [_LOCAL] * len(self._hosts)
+        owns = any(self._owner(pair) == self._world.rank for pair in self._pairs)
+        if not owns and self._home[0] != self._world.rank:
+            return [()]  # nothing to say: does not count as complete
+        return [row if len(row) == width else () for row, width in zip(rows, widths, strict=True)]
+
+    # What is timed
+
+    def _links(self) -> dict[Pair, tuple[float, float]]:
+        """(α, β) of every pair."""
+        found: dict[Pair, tuple[float, float]] = {}
+        for phase in self._phases:
+            # A network may let through at once what it saved up in a pause: few messages, but large ones.
+            repeats = 3 if phase[0].link == "tcp" else _REPEATS
+            latency = self._time(partial(_round_trips, pairs=phase, rounds=_ROUNDS), _ITEM) / (2 * _ROUNDS)
+            once = partial(_round_trips, pairs=phase, rounds=1)
+            trial = self._time(once, _TRIAL, repeats=repeats) / 2
+            mine = any(self._world.rank == self._owner(pair) for pair in phase)
+            slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
+            nbytes = _TRIAL
+            if slowest > 0:
+                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / (2 * repeats) / slowest) // 64 * 64))
+            large = self._time(once, nbytes, repeats=repeats) / 2
+            alpha = max(latency - 2 * _STEP, 1e-8)
+            beta = max((large - latency) / nbytes, 1e-13)
+            found.update(dict.fromkeys(phase, (alpha, beta)))
+        return found
+
+    def _local(self) -> tuple[float, ...]:
+        """The row of this host, in the order of _LOCAL."""
+        cores = len(os.sched_getaffinity(0))
+        busy = self._home[:cores]
+        clique = next(c for c in self._world.cliques if self._home[0] in c)
+
+        def copy(p: Builder) -> None:
+            if p.rank in busy:
+                for _ in range(2):
+                    p.move(dst=p.scratch(0, like=p.output()), src=p.output())
+
+        def add(p: Builder) -> None:
+            if p.rank in busy and p.size > 2:  # a move of as many sources as ranks would be a complete sum
+                for _ in range(2):
+                    p.move(dst=p.output(), src=[p.output(), p.scratch(0, like=p.output())])
+            elif p.rank in busy:
+                for _ in range(2):
+                    p.move(dst=p.output(), src=[p.output(), p.scratch(0, like=p.output()), p.output()])
+
+        def meet(p: Builder) -> None:
+            for _ in range(_ROUNDS):
+                if p.rank in clique:
+                    p.meet()
+
+        call = self._time(lambda p: None, _ITEM)
+        copied = max(self._time(copy, _MEMORY) - call, 1e-9) / (2 * _MEMORY)
+        sources = 1 if self._world.size > 2 else 2
+        added = max(self._time(add, _MEMORY) - call, 1e-9) / (2 * _MEMORY)
+        met = max(self._time(meet, _ITEM) - call, 0.0) / _ROUNDS if len(clique) > 1 else Costs().meet
+        return (
+            copied,
+            max(added - copied, 0.1 * copied) / sources,
+            copied / (2 * len(busy)),
+            max(met - _STEP, 1e-8) / max(1.0, len(clique) / cores),
+            call,
+            float(cores),
+            *self._remote(clique, copied, met),
+        )
+
+    def _remote(self, clique: Sequence[int], copied: float, met: float) -> tuple[float, float, float]:
+        """(fetch, reach, access): what the memory of the other rank of a pair costs."""
+        usual = Costs()
+        if all(len(members) < 2 for members in self._world.cliques):
+            return usual.fetch, usual.reach, usual.access
+        pair = clique[:2] if len(clique) > 1 else ()
+        nbytes = min(_SHOWN, self._window // 128 * 64)
+
+        def show(p: Builder) -> None:
+            p.windows(1)
+            if p.rank in pair:
+                peer = pair[p.rank == pair[0]]
+                for _ in range(_SHOWS):
+                    p.move(dst=p.window(0, like=p.output()), src=p.output())
+                    p.meet(pair)
+                    p.move(dst=p.scratch(0, like=p.output()), src=p.window(0, like=p.output(), of=peer))
+                    p.meet(pair)
+
+        def reach(p: Builder) -> None:
+            p.meet()
+            if p.rank in pair:
+                peer = pair[p.rank == pair[0]]
+                for _ in range(_SHOWS):
+                    p.move(dst=p.scratch(0, like=p.output()), src=p.at(peer, p.output()))
+            p.meet()
+
+        # Every rank of the job takes part in every operation, whether or not it has anything to do.
+        shown = (self._time(show, nbytes) / _SHOWS - 2 * met) / nbytes - 2 * copied
+        reached, accessed = usual.reach, usual.access
+        if self._access:
+            small = self._time(reach, 64, Requirement.ACCESS) - 2 * met
+            large = self._time(reach, nbytes, Requirement.ACCESS) - 2 * met
+            reached = small / _SHOWS
+            accessed = (large - small) / _SHOWS / nbytes - copied
+        if not pair:
+            return usual.fetch, usual.reach, usual.access
+        return max(shown, 0.0), max(reached, 0.0), max(accessed, 0.0)
+
+    # Running programs
+
+    def _time(
+        self,
+        write: Callable[[Builder], None],
+        nbytes: int,
+        requires: Requirement = Requirement.LINKS,
+        repeats: int = _REPEATS,
+    ) -> float:
+        """Seconds of the fastest of some runs of a program, on vectors of `nbytes`: other work only ever adds."""
+        world = self._world
+        cliques = world.cliques
+        p = Builder(
+            "all_reduce", world.rank, world.size, cliques=cliques, algorithm="measurement", requires=requires
+        )
+        write(p)
+        count = nbytes // _ITEM
+        plan = world._native.plan(
+            p.build().encode(),
+            Program(()).encode() if requires is Requirement.ACCESS else b"",
+            operation=OPERATIONS["all_reduce"],
+            dtype=DTYPES["float32"][0],
+            op=OPERATORS["sum"],
+            root=-1,
+            count=count,
+            n_in=count,
+            n_out=count,
+            bounds_in=[],
+            bounds_out=[],
+            algorithm=agreement("measurement", nbytes),
+            agreed=0,
+            tile_bytes=0,
+        )
+        best = math.inf
+        for _ in range(repeats):
+            world.barrier()
+            start = time.perf_counter()
+            self._run(plan, self._address)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def _run(self, plan: _native.Plan, address: int) -> None:
+        status = self._world._native.run(plan, address, address, _SECONDS)
+        if status:
+            raise self._world._fail(status, Call("measuring the costs of links", caller(), _SECONDS))
+
+    def _agree(self, values: Sequence[float]) -> list[float]:
+        """The sums of all ranks' values, the same bits everywhere."""
+        cells = array("d", values)
+        count = len(cells)
+        plan = self._world._plan(
+            Signature("all_reduce", "float64", "sum", -1, count, count, count, 8 * count)
+        )
+        self._run(plan, _native.address_of(cells, True)[0])
+        return list(cells)
+
+    def _slowest(self, value: float) -> float:
+        return largest(self._world, value)
+
+    def _costs(self, table: Sequence[float]) -> Costs:
+        """Medians of the agreed table."""
+        links: dict[str, LinkCost] = {}
+        for name in dict.fromkeys(pair.link for pair in self._pairs):
+            rows = [i for i, pair in enumerate(self._pairs) if pair.link == name]
+            alpha = statistics.median(table[2 * i] for i in rows)
+            beta = statistics.median(table[2 * i + 1] for i in rows)
+            usual = DEFAULT_LINKS[name]
+            # Inside a host whoever waits also moves the bytes; between hosts a processor's share does not grow
+            # when the network is slow.
+            share = beta * usual.cpu / usual.beta if name != "tcp" else min(usual.cpu, beta)
+            links[name] = LinkCost(alpha, beta, share)
+        rest = table[2 * len(self._pairs) :]
+        columns = [statistics.median(rest[place::_LOCAL]) for place in range(_LOCAL)]
+        names = ("copy", "reduce", "memory", "meet", "call", "cores", "fetch", "reach", "access")
+        values: dict[str, Any] = dict(zip(names, columns, strict=True))
+        costs = replace(Costs(), **{**values, "cores": round(values["cores"])})
+        nic = links["tcp"].beta if "tcp" in links else costs.nic
+        return costs.with_links(links, nic=nic, measured=(*sorted(links), "memory"))
+
+
+def _round_trips(p: Builder, pairs: Sequence[Pair], rounds: int) -> None:
+    """Vectors go back and forth between the ranks of each pair."""
+    for pair in pairs:
+        if p.rank not in (pair.a, pair.b):
+            continue
+        peer, first = (pair.b, True) if p.rank == pair.a else (pair.a, False)
+        for _ in range(rounds):
+            if first:
+                p.send(peer, p.output())
+            p.recv(peer, p.scratch(0, like=p.output()))
+            if not first:
+                p.send(peer, p.output())

@@ -1,0 +1,352 @@
+"""Plays all ranks' programs against the clock: a discrete-event simulation.
+
+Every rank has a clock and runs its steps in order, the rank with the earliest clock first. What ranks share is a
+queue, first come first served:
+
+- **a host's processors**, when it has more ranks than processors: work waits for one that is free;
+- **a host's memory**: all bytes that its ranks read and write;
+- **a host's network**, out and in separately: messages to and from other hosts;
+- **a pair's stream**: messages of one pair follow each other.
+
+A message flows while it is sent: its first byte arrives α after it has left, its last byte when the slowest of
+stream, network out, network in and memory has passed it on; the receiver adds it up as it comes.
+
+**Symmetry.** With `ranks` given, only those are played and stand for all: rank r of host h behaves as rank r of host 0.
+That is exact when all hosts are alike and the program of rank r + k is that of rank r with every peer moved by k,
+the ranks per host (`simulate.symmetric` looks at it), except that even chunks differ by up to 64 bytes. Where several
+hosts send to one at the same moment, who is first is settled in another order than if all were played: up to some ten
+percent (`pairwise`); rings, grids and hierarchies come out the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
+
+from .cost import LOOPBACK, SHM, TCP, LinkCost, Scene
+from .geometry import even_offset
+from .program import EVERY, OWN, Block, Kind, Part, Program, Region, Space
+
+#: Bytes on which even chunks begin.
+_LINE = 64
+_SEND, _RECV, _MOVE, _POST, _AWAIT, _STEP = range(6)
+Op = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a collective went.
+
+    Attributes:
+        seconds: until the last rank was done.
+        finish: rank → when it was done (of the ranks played).
+        messages: most messages that one rank sent.
+        outside: most bytes that one host sent to other hosts.
+        traffic: most bytes that moved through one host's memory.
+        exact: every step was played; otherwise times are extrapolated in the number of tiles.
+        played: number of ranks whose programs were played.
+    """
+
+    seconds: float
+    finish: dict[int, float]
+    messages: int
+    outside: int
+    traffic: int
+    exact: bool = True
+    played: int = 0
+
+
+class Lengths:
+    """Bytes of regions in an operation whose blocks are all equally long.
+
+    Args:
+        nbytes: of the whole vector, or of the big side.
+    """
+
+    def __init__(self, operation: str, size: int, nbytes: int, root: int) -> None:
+        self._vector = nbytes if operation in ("all_reduce", "broadcast", "reduce") else 0
+        self._block = nbytes // size
+        self.nbytes = nbytes
+        self._operation = operation
+        self._root = root
+
+    def of(self, rank: int, region: Region) -> int:
+        """Bytes of a region of `rank`'s program."""
+        part, begin, end, parts = region.part, region.begin, region.end, region.parts
+        if part is Part.EVEN:
+            first = even_offset(self._vector, begin, parts, _LINE)
+            return even_offset(self._vector, end, parts, _LINE) - first if end > begin else 0
+        if part in (Part.TABLE_IN, Part.TABLE_OUT):
+            return self._block * (end - begin)
+        small = part is Part.IN_ALL and self._operation in ("all_gather", "gather")
+        small = small or (part is Part.OUT_ALL and self._operation in ("reduce_scatter", "scatter"))
+        return self._block if small else self.nbytes
+
+    def longest(self, block: Block) -> int:
+        """Bytes of the longest region that any rank has in the place of one of this block's."""
+        longest = 0
+        for part, span, parts in {
+            (r.part, r.end - r.begin, r.parts) for step in block.steps for r in step.dst + step.src
+        }:
+            last = Region(Space.OUTPUT, -1, -1, part, max(parts - span, 0), max(parts, span), parts)
+            first = last._replace(begin=0, end=span)
+            longest = max(longest, self.of(0, first), self.of(0, last))
+        return longest
+
+
+def tile_bytes(block: Block, slots: int, window_bytes: int) -> int:
+    """Bytes of a tile: the block's, or less where the window is small."""
+    if not slots:
+        return block.tile_bytes
+    return max(_LINE, min(block.tile_bytes, window_bytes // (slots * block.buffers) // _LINE * _LINE))
+
+
+class Player:
+    """One play of one collective.
+
+    Args:
+        programs: rank → its program.
+        scene: where the ranks are.
+        lengths: how long regions are.
+        ranks: the ranks to play; fewer than all: see Symmetry.
+        vector: bytes of a rank's vector, by which memory counts as near or far; None: those of `lengths`.
+    """
+
+    def __init__(
+        self,
+        programs: Callable[[int], Program],
+        scene: Scene,
+        lengths: Lengths,
+        ranks: Sequence[int],
+        vector: int | None = None,
+    ) -> None:
+        self._scene = scene
+        self._costs = scene.costs
+        self._lengths = lengths
+        self._size = scene.size
+        self._ranks = ranks
+        self._few = len(ranks) < scene.size
+        self._class_of = scene.class_of()
+        self._host = {r: h for h, members in enumerate(scene.hosts) for r in members}
+        self._links: dict[str, tuple[float, float, float, bool]] = {}
+        costs = scene.costs
+        busiest = max(map(len, scene.hosts))
+        together = busiest * (lengths.nbytes if vector is None else vector)
+        self._far = costs.far if costs.cache and together > costs.cache else 1.0
+        self._processors = [
+            [0.0] * costs.cores if costs.cores and len(members) > costs.cores else []
+            for members in scene.hosts
+        ]
+        for free in self._processors:
+            heapify(free)
+        crowd = max(1.0, busiest / costs.cores) if costs.cores else 1.0
+        self._crowd = crowd
+        self._meet = costs.meet * crowd
+        self._programs = [self._compile(r, programs(r)) for r in ranks]
+
+    def events(self) -> int:
+        """How many steps there are to play, tiles counted."""
+        return sum(len(steps) * tiles for program in self._programs for steps, _, tiles, _ in program)
+
+    def _link(self, a: int, b: int) -> tuple[float, float, float, bool]:
+        """(α, β, processor per byte, shared memory) of a pair."""
+        name = self._class_of(a, b)
+        found = self._links.get(name)
+        if found is None:
+            cost: LinkCost = self._costs.link(name)
+            far = self._far if name == SHM else 1.0
+            # Whoever waits for TCP sleeps, and where there are more ranks than processors it wakes up late.
+            alpha = cost.alpha * (self._crowd if name in (LOOPBACK, TCP) else 1.0)
+            found = self._links[name] = (alpha, cost.beta * far, cost.cpu * far, name == SHM)
+        return found
+
+    def _key(self, to: int, source: int) -> tuple[int, int]:
+        """Name of the stream from `source` to `to`: the receiver's representative, and how far the sender is."""
+        return (to % len(self._ranks) if self._few else to, (source - to) % self._size)
+
+    def _compile(self, rank: int, program: Program) -> list[tuple[list[tuple[int, Op, int]], int, int, int]]:
+        """Blocks of (stage, operation, bytes), with tile size, number of tiles and number of stages."""
+        blocks = []
+        for block in program.blocks:
+            steps = []
+            for step in block.steps:
+                for op, nbytes in self._operations(rank, step):
+                    steps.append((step.stage, op, nbytes))
+            tile = (
+                tile_bytes(block, program.window_slots, self._scene.window_bytes) if block.tile_bytes else 0
+            )
+            tiles = max(1, -(-self._lengths.longest(block) // tile)) if tile else 1
+            blocks.append((steps, tile, tiles, block.stages))
+        return blocks
+
+    def _operations(self, rank: int, step: Any) -> Iterator[tuple[Op, int]]:
+        kind, length, costs = step.kind, self._lengths.of, self._costs
+        step_cost = costs.step
+        if kind is Kind.SEND:
+            outside = self._host[rank] != self._host[step.peer]
+            to = self._host[step.peer] if not self._few else 0
+            key = self._key(step.peer, rank)
+            yield (_SEND, key, self._link(rank, step.peer), outside, to), length(rank, step.src[0])
+        elif kind in (Kind.RECV, Kind.RECV_REDUCE):
+            add = costs.reduce * self._far if kind is Kind.RECV_REDUCE else 0.0
+            yield (
+                (_RECV, self._key(rank, step.peer), self._link(rank, step.peer)[2] + add),
+                length(rank, step.dst[0]),
+            )
+        elif kind is Kind.MOVE:
+            nsrc, ndst = len(step.src), len(step.dst)
+            near = sum(r.owner != OWN and r.space is Space.WINDOW for r in step.dst + step.src)
+            reached = sum(r.owner != OWN and r.space is not Space.WINDOW for r in step.dst + step.src)
+            work = (costs.copy * ndst + costs.reduce * (nsrc - 1)) * self._far
+            work += (costs.fetch * near + costs.access * reached) * self._far
+            yield (_MOVE, work, nsrc + ndst, step_cost + costs.reach * reached), length(rank, step.dst[0])
+        elif kind is Kind.FINISH:
+            yield (_STEP,), 0
+        else:
+            if kind is not Kind.AWAIT:
+                yield (_POST, [self._key(q, rank) for q in step.ranks]), 0
+            if kind is not Kind.POST:
+                for q in step.ranks:
+                    yield (_AWAIT, self._key(rank, q)), 0
+
+    def play(self) -> Played:
+        """Run to the end.
+
+        One long function: it runs millions of steps, and a call for each would double its time.
+
+        Raises:
+            ValueError: a rank waits for ever.
+        """
+        costs, ranks, host = self._costs, self._ranks, self._host
+        step_cost, nic, memory = costs.step, costs.nic, costs.memory
+        processors = self._processors
+        hosts = len(self._scene.hosts)
+        out_free, in_free, memory_free = [0.0] * hosts, [0.0] * hosts, [0.0] * hosts
+        outside_bytes, traffic = [0] * hosts, [0] * hosts
+        sent = dict.fromkeys(ranks, 0)
+        stream_free: dict[tuple[int, int], float] = {}
+        queues: dict[tuple[int, int], deque[tuple[float, float]]] = {}
+        posts: dict[tuple[int, int], deque[float]] = {}
+        waiting: dict[tuple[bool, tuple[int, int]], tuple[int, float]] = {}
+        pending: dict[int, tuple[Op, int]] = {}
+        finish: dict[int, float] = {}
+        steps = {r: _expand(p) for r, p in zip(ranks, self._programs, strict=True)}
+        heap = [(costs.call, r) for r in ranks]
+
+        def work(h: int, at: float, seconds: float) -> float:
+            """When a processor of host `h` has done work that could begin at `at`."""
+            free = processors[h]
+            if not free:
+                return at + seconds
+            end = (free[0] if free[0] > at else at) + seconds
+            heapreplace(free, end)
+            return end
+
+        def move(h: int, at: float, nbytes: int) -> float:
+            """When the memory of host `h` has passed bytes on."""
+            begin = memory_free[h] if memory_free[h] > at else at
+            memory_free[h] = begin + nbytes * memory
+            traffic[h] += nbytes
+            return memory_free[h]
+
+        while heap:
+            now, rank = heappop(heap)
+            h, mine = host[rank], steps[rank]
+            item = pending.pop(rank, None) or next(mine, None)
+            while item is not None:
+                op, n = item
+                kind = op[0]
+                if kind == _SEND:
+                    _, key, (alpha, beta, cpu, shm), outside, to = op
+                    done = work(h, now, step_cost + n * cpu)
+                    begin = stream_free.get(key, 0.0)
+                    begin = now if now > begin else begin
+                    if outside:
+                        begin = out_free[h] if out_free[h] > begin else begin
+                        out_free[h] = begin + n * nic
+                        enter = in_free[to] if in_free[to] > begin else begin
+                        in_free[to] = enter + n * nic
+                        end = max(begin + n * beta, in_free[to])
+                        outside_bytes[h] += n
+                    else:
+                        end = begin + n * beta
+                        if shm:
+                            end = max(end, move(h, now, 4 * n))
+                    stream_free[key] = end
+                    sent[rank] += 1
+                    queues.setdefault(key, deque()).append((begin + alpha, max(end, done) + alpha))
+                    woken = waiting.pop((False, key), None)
+                    if woken:
+                        heappush(heap, (max(woken[1], begin + alpha), woken[0]))
+                    now = done
+                elif kind == _RECV:
+                    _, key, cpu = op
+                    queue = queues.get(key)
+                    if not queue:
+                        waiting[False, key] = (rank, now)
+                        pending[rank] = item
+                        break
+                    first, last = queue.popleft()
+                    now = max(last, work(h, now if now > first else first, step_cost + n * cpu))
+                elif kind == _MOVE:
+                    now = max(work(h, now, op[3] + n * op[1]), move(h, now, n * op[2]))
+                elif kind == _POST:
+                    for key in op[1]:
+                        posts.setdefault(key, deque()).append(now + self._meet)
+                        woken = waiting.pop((True, key), None)
+                        if woken:
+                            heappush(heap, (max(woken[1], now + self._meet), woken[0]))
+                elif kind == _AWAIT:
+                    seen = posts.get(op[1])
+                    if not seen:
+                        waiting[True, op[1]] = (rank, now)
+                        pending[rank] = item
+                        break
+                    now = max(now, seen.popleft())
+                else:
+                    now += step_cost
+                if heap and heap[0][0] < now:
+                    follower = next(mine, None)
+                    if follower is None:
+                        finish[rank] = now
+                    else:
+                        pending[rank] = follower
+                        heappush(heap, (now, rank))
+                    break
+                item = next(mine, None)
+            else:
+                finish[rank] = now
+        if waiting:
+            raise ValueError(f"ranks {sorted({r for r, _ in waiting.values()})[:8]} wait for ever")
+        return Played(
+            max(finish.values()),
+            finish,
+            max(sent.values()),
+            max(outside_bytes),
+            max(traffic),
+            True,
+            len(ranks),
+        )
+
+
+def _expand(blocks: list[tuple[list[tuple[int, Op, int]], int, int, int]]) -> Iterator[tuple[Op, int]]:
+    """(operation, bytes) in the order of execution. What a tile lacks is empty: its header is sent all the same."""
+    for steps, tile, tiles, stages in blocks:
+        if not tile:
+            for _, op, n in steps:
+                yield op, n
+            continue
+        last = tiles + stages - 2
+        for iteration in range(last + 1):
+            for stage, op, n in steps:
+                if stage == EVERY:
+                    if iteration < last:
+                        yield op, 0
+                    continue
+                t = iteration - stage
+                if 0 <= t < tiles:
+                    left = n - t * tile
+                    yield op, 0 if left < 0 else left if left < tile else tile
