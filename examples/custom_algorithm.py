@@ -86,7 +86,9 @@ def main() -> int:
     times = {name: milliseconds(name, vector) for name in ("swing", "ring")}
     if rank == 0:
         print(f"swing on {size} ranks over {hcomm.get_backend_name()}: {'right' if right else 'WRONG'}")
-        print(f"{vector.nbytes / 1e6:.0f} MB: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in times.items()))
+        print(
+            f"{vector.nbytes / 1e6:.0f} MB: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in times.items())
+        )
     hcomm.finalize()
     return 0 if right else 1
 
