@@ -66,7 +66,7 @@ Status reduce(Comm& comm, double timeout) {
 
 OpHeader good_header() {
     OpHeader header = all_reduce_header(1000);
-    header.signature = signature_of(header);
+    header.signature = chain_signatures(0, signature_of(header));
     header.seq = 1;
     header.first = 2016;  // chunk 1 of 1000 floats: elements 496 to 1000
     header.second = kMessageMagic;

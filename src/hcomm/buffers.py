@@ -134,8 +134,13 @@ class _Torch:
             and tensor.is_cpu
             and type(tensor) in self.plain
             and tensor.layout is self.strided
+            and not tensor.is_nested
         ):
             return
+        if tensor.is_nested:
+            raise UnsupportedBuffer(
+                "a nested tensor, whose parts are of different shapes; pass its parts (tensor.unbind()) one by one"
+            )
         if tensor.layout is not self.strided:
             raise UnsupportedBuffer(
                 f"a tensor with layout {tensor.layout}; pass a dense one (tensor.to_dense())"

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcomm import _native
+from hcomm.buffers import Buffer
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
-from hcomm.errors import UnknownAlgorithm
+from hcomm.diagnose import telling
+from hcomm.diagnose.callsite import caller
+from hcomm.errors import InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
 from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
 from hcomm.planning.select import Request, option_name
+from hcomm.plans import Signature
 from hcomm.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
@@ -49,7 +54,9 @@ class Communicator(Exchanges, PointToPoint):
         self._sockets = [
             (fd, os.fstat(fd).st_ino) for fd in (*wiring.control, *wiring.coll, *wiring.p2p) if fd >= 0
         ]
-        native = _native.Comm(
+        native = _made_native(
+            wiring,
+            settings,
             engine,
             uid=wiring.uid,
             rank=wiring.rank,
@@ -62,6 +69,7 @@ class Communicator(Exchanges, PointToPoint):
             pids=wiring.pids,
             buffer_bytes=buffer_bytes,
             crowded=len(clique) > len(os.sched_getaffinity(0)),
+            label=name,
         )
         planner: Planner = ProgramPlanner(
             wiring.rank,
@@ -71,6 +79,10 @@ class Communicator(Exchanges, PointToPoint):
             access=wiring.access,
             settings={key: str(value) for key, value in settings.items()},
         )
+        level = settings.text("DEBUG")
+        who = f"rank {wiring.ranks[wiring.rank]}" + (f" in {_quoted(name)}" if name else "")
+        if level != "off":
+            planner = telling.TellingPlanner(planner, who)
         super().__init__(
             native,
             planner,
@@ -81,6 +93,10 @@ class Communicator(Exchanges, PointToPoint):
             timeout=settings.seconds("TIMEOUT"),
             algorithms=chosen,
         )
+        if level == "trace":
+            self._tracing = True
+            self._fast = telling.NoShortcuts()
+        self._who = who
         self._engine = engine
         self._uid = wiring.uid
         self._job = job
@@ -90,6 +106,29 @@ class Communicator(Exchanges, PointToPoint):
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
         self._costs = Costs()
+
+    def _seconds(self, timeout: float | None) -> float:
+        try:
+            return super()._seconds(timeout)
+        except TypeError:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}") from None
+
+    def _execute(
+        self,
+        signature: Signature,
+        source: Buffer | None,
+        target: Buffer | None,
+        complete: Callable[[], Any],
+        describe: Callable[[], str],
+        timeout: float | None,
+        async_op: bool,
+    ) -> Any:
+        if self._tracing:
+            self._trace(describe())
+        return super()._execute(signature, source, target, complete, describe, timeout, async_op)
+
+    def _trace(self, what: str) -> None:
+        telling.tell(f"{self._who}: {what} at {caller()}")
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]
@@ -233,19 +272,26 @@ class Communicator(Exchanges, PointToPoint):
         """A communicator of some ranks of this one. Its members, and only they, call this with the same
         arguments.
 
+        Groups of the same ranks without a name are told apart by the order in which they are made: make them
+        in one order on all members, that is from one thread. Threads that make groups at the same time give
+        each its `name`.
+
         Args:
             ranks: ranks of this communicator; their order is the order of the group.
             transport: `auto`, `shm` or `tcp`; wins over HCOMM_TRANSPORT.
             algorithm: for every operation that has one of this name, or {operation: name}; wins over
                 HCOMM_*_ALGO, and may be written like them (`ring:8KB-max`, `^star`).
-            timeout: default seconds for its operations.
+            timeout: seconds that making it may take (default: HCOMM_INIT_TIMEOUT), and the default for its
+                operations.
             buffer_size: bytes (or `8MB`) of shared memory per rank.
-            name: for messages, and to tell apart groups of the same ranks that are made at the same time.
+            name: for messages, and to tell apart groups that are made at the same time in several threads.
 
         Raises:
             ValueError: empty, duplicate or foreign ranks; this rank is not among them; a setting that does
                 not parse.
-            InitError: the members could not be joined; it says which did not come, or how their lists differ.
+            InitError: the members could not be joined; it says which did not come.
+            PeerLost: a member has ended, or left the communicator.
+            CollectiveMismatch: the members' lists or settings differ; it says how.
         """
         self._check()
         members = self._members(ranks)
@@ -263,16 +309,43 @@ class Communicator(Exchanges, PointToPoint):
             members,
             transport=settings.text("TRANSPORT"),
             buffer_bytes=settings.size("BUFFER_SIZE"),
-            timeout=settings.seconds("INIT_TIMEOUT"),
-            agree={**agreed_settings(settings, algorithm), "name": name or ""},
+            timeout=settings.seconds("INIT_TIMEOUT") if seconds is None else seconds,
+            agree=agreed_settings(settings, algorithm),
+            name=name or "",
+            lost=self._lost,
         )
         group = Communicator(self._engine, self._job, wiring, settings, label, algorithm)
+        group.announce()
         group.warn_slow_links()
         return group
 
+    def _lost(self) -> list[int]:
+        """Global ranks whose connection in this communicator has ended."""
+        return [self._ranks[rank] for rank in self._native.lost()]
+
+    def announce(self, launcher: str = "") -> None:
+        """With HCOMM_DEBUG=info: a line that says who this rank is and how it is joined to the others."""
+        if self._settings.text("DEBUG") == "off":
+            return
+        host = self._hosts[self._rank]
+        place = f" (global {self._ranks[self._rank]})" if self._name else ""
+        started = f", started by {launcher}" if launcher else ""
+        who = f"{_quoted(self._name) + ': ' if self._name else ''}rank {self._rank} of {self._size}{place}{started}"
+        tcp = {
+            rank: self._reasons.get(rank, "") for rank in range(self._size) if self._link(rank)[0] == "tcp"
+        }
+        telling.tell(telling.arrival(who, self.backend_name, host.hostname, os.getpid(), tcp, self._cliques))
+
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Global ranks of a new group. Raises ValueError."""
-        chosen = [rank.__index__() for rank in ranks]
+        try:
+            if isinstance(ranks, (str, bytes)):
+                raise TypeError
+            chosen = [operator.index(rank) for rank in ranks]
+        except TypeError:
+            raise ValueError(
+                f"ranks must be a list of ranks (integers in 0..{self._size - 1}), found {ranks!r}"
+            ) from None
         if not chosen:
             raise ValueError("a group needs at least one rank")
         foreign = sorted({rank for rank in chosen if not 0 <= rank < self._size})
@@ -310,6 +383,24 @@ class Communicator(Exchanges, PointToPoint):
     def __repr__(self) -> str:
         state = "closed" if self._ended else "broken" if self._broken else self.backend_name
         return f"<hcomm.Communicator{self._in_group()} rank {self._rank} of {self._size}: {state}>"
+
+
+def _made_native(wiring: Wiring, settings: Settings, engine: _native.Engine, **config: Any) -> _native.Comm:
+    """The communicator in the core. Raises InitError when the system refuses its memory."""
+    try:
+        return _native.Comm(engine, **config)
+    except (OSError, MemoryError) as error:
+        size = settings.size("BUFFER_SIZE")
+        clique = sum(pid >= 0 for pid in wiring.windows)
+        raise InitError(
+            f"rank {wiring.ranks[wiring.rank]}: no memory for the windows of {clique} ranks, each of "
+            f"{_native.window_bytes(clique, size)} bytes ({settings.source('BUFFER_SIZE') or 'HCOMM_BUFFER_SIZE'} "
+            f"is {size}): {error}; set HCOMM_BUFFER_SIZE to less"
+        ) from error
+
+
+def _quoted(name: str) -> str:
+    return name if name.startswith("group ") else f"group {name!r}"
 
 
 def agreed_settings(

@@ -2,7 +2,7 @@
 
 `HCOMM_<NAME>` is the name of a setting; some are also known under the name another library uses. Sizes are in
 bytes, or with a suffix in powers of two (`256KB` = 262144, `25MB`, `1GB`); durations are in seconds (`300`,
-`0.5`, `500ms`, `5min`). Arguments of `init` and `new_group` win over the environment.
+`0.5`, `500ms`, `5min`). Settings given to `init` and `new_group` as arguments win over the environment.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def _positive_size(text: str) -> int:
+def _buffer_size(text: str) -> int:
     size = parse_size(text)
-    if size <= 0:
-        raise ValueError("a size above zero, such as 256KB or 4MB")
+    if not 64 << 10 <= size <= 1 << 40:
+        raise ValueError(f"a size from 64KB to 1TB, found {size} bytes")
     return size
 
 
@@ -128,14 +128,19 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "BUFFER_SIZE",
-        _positive_size,
+        _buffer_size,
         16 << 20,
-        "Bytes of shared memory each rank gives to each communicator.",
+        "Bytes of shared memory each rank gives to each communicator, 64KB to 1TB.",
         ("HCCL_BUFFER_SIZE",),
     ),
     Setting("JOB_SECRET", _text, "", "Secret that every connection must prove to know.", secret=True),
     Setting("JOB_ID", _text, "", "Name of the job; connections from another job are refused."),
-    Setting("VISIBLE_DEVICES", _text, "", "Devices that may be used: comma-separated numbers; empty: all."),
+    Setting(
+        "VISIBLE_DEVICES",
+        _text,
+        "",
+        "Devices that hcomm-check measures with and reports: numbers such as 0,1 or 0-3; empty: all.",
+    ),
     Setting(
         "DETERMINISTIC",
         _choice(
@@ -159,9 +164,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "DEBUG",
-        _choice("off", "warn", "info", "trace", **{"0": "off", "1": "info", "version": "info"}),
+        _choice("off", "info", "trace", **{"0": "off", "1": "info", "version": "info", "warn": "off"}),
         "off",
-        "How much to tell on standard error: off, warn, info, trace.",
+        "On standard error, info: a line for each communicator and plan; trace: for each call, too; warn means off.",
         ("HCCL_DEBUG",),
     ),
     Setting(

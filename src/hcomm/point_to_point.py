@@ -22,12 +22,19 @@ class PointToPoint(Core):
     their order.
     """
 
+    #: Whether each call is told (HCOMM_DEBUG=trace).
+    _tracing = False
+
+    def _trace(self, what: str) -> None:
+        """Tell a call."""
+
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> Work:
         """Start sending `tensor` to rank `dst`.
 
         `send` never waits for the receiver, at any size, so two ranks may both send first. The tensor may be
-        reused after `wait()` on the returned Work (small ones are copied at once, and their Work is complete
-        at once).
+        reused after `wait()` on the returned Work. Messages of up to 8 KB inside a host and 32 KB over TCP are
+        copied at once, and their Work is complete at once; larger ones are complete when the receiver takes
+        them, so `wait()` waits for its `recv`.
 
         Args:
             tensor: any shape; strided ones are packed now.
@@ -48,6 +55,8 @@ class PointToPoint(Core):
         what = describe("send", buffer.dtype, buffer.shape, f"to rank {peer}, tag {tag}")
         call = Call(what, caller(), seconds, (peer,), f"send to rank {peer}, tag {tag},")
         code = DTYPES[buffer.dtype][0]
+        if self._tracing:
+            self._trace(what)
         op = self._native.send(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
         return self._track(op, call, buffer, _nothing)
 
@@ -87,6 +96,8 @@ class PointToPoint(Core):
         peers = tuple(range(self._size)) if peer == _ANYONE else (peer,)
         call = Call(what, caller(), seconds, peers, f"recv from {sender}, tag {tag},")
         code = DTYPES[buffer.dtype][0]
+        if self._tracing:
+            self._trace(what)
         op = self._native.recv(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
 
         def complete() -> Any:

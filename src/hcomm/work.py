@@ -20,6 +20,11 @@ class Owner(Protocol):
     def _forget(self, work: Work) -> None: ...
 
 
+def _check_seconds(timeout: object) -> None:
+    if isinstance(timeout, (str, bytes)) or not hasattr(timeout, "__float__") or not float(timeout) >= 0:
+        raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+
+
 class Work:
     """An operation that was started and may still be running.
 
@@ -68,7 +73,7 @@ class Work:
         """Wait until it is complete.
 
         Args:
-            timeout: seconds to wait at most; None: until the operation's own deadline.
+            timeout: seconds to wait at most, from 0; None: until the operation's own deadline.
 
         Returns:
             The result: the tensor of an in-place operation or receive, the output of others, None for `send`
@@ -78,9 +83,12 @@ class Work:
             CollectiveTimeout: `timeout` passed (the operation goes on, wait again), or the operation's own
                 deadline did.
             CommunicatorError: the operation failed; see `hcomm.errors`.
+            ValueError: `timeout` is not a number of seconds, or negative.
         """
+        if timeout is not None:
+            _check_seconds(timeout)
         if self._complete is not None:
-            status = self._op.wait(-1.0 if timeout is None else max(0.0, timeout))
+            status = self._op.wait(-1.0 if timeout is None else timeout)
             if status == _RUNNING:
                 raise self._owner._still_running(self._call, timeout or 0.0)
             self._settle(status)
@@ -125,6 +133,15 @@ class Work:
         else:
             self._kept = None
             self._owner._forget(self)
+
+    def _conclude(self, seconds: float) -> bool:
+        """Wait `seconds`; whether it is over. A failure is left for `exception`."""
+        if self._complete is None:
+            return True
+        status = self._op.wait(seconds)
+        if status == _native.OK:
+            self._settle(status)
+        return status != _RUNNING
 
     def _abandon(self, error: HcommError) -> None:
         """The process has no part in the operation any more (it was forked): never ask the core again."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from hcomm import _native, config
+from hcomm import _native, config, ending
 from hcomm.communicator import Communicator, agreed_settings
-from hcomm.core import close_all
 from hcomm.errors import AlreadyInitialized, ForkedProcess, NotInitialized
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def init(
     launchers, Slurm, Kubernetes indexed jobs, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without any
     of them: a world of one.
 
+    Arguments that contradict the launcher are an error.
+
     Args:
         rank: this process among all, from 0.
         world_size: number of processes.
@@ -94,7 +97,7 @@ def init(
         AlreadyInitialized: called before, without `finalize` since.
         ForkedProcess: called in a child forked after the parent's `init`.
         ConfigError: a setting does not parse.
-        InitError: the job could not be brought up; its subclasses say why.
+        InitError: the job could not be brought up; its subclasses say why (LaunchError: impossible arguments).
     """
     _refuse_second_init()
     config.warn_unknown()
@@ -105,6 +108,7 @@ def init(
         if init_timeout is None
         else config.parse("INIT_TIMEOUT", str(init_timeout), "init_timeout"),
     )
+    _check_devices(settings.text("VISIBLE_DEVICES"))
     # Sockets, selectors and the like are loaded when they are needed, so that `import hcomm` stays cheap.
     from hcomm import bootstrap
 
@@ -128,9 +132,20 @@ def init(
     state.job, state.engine, state.communicator = job, engine, communicator
     if not state.registered:
         state.registered = True
-        atexit.register(finalize)
+        atexit.register(_at_exit)
+    communicator.announce(launch.source)
     communicator.warn_slow_links()
     return communicator
+
+
+def _check_devices(setting: str) -> None:
+    """Raise ConfigError for devices that this machine does not have, so that a slip does not go unnoticed."""
+    if setting:
+        from hcomm.topology.accelerators import probe_accelerators, visible_devices
+
+        # A launcher may have bound this rank to some CPUs; the setting speaks of the machine.
+        cpus = sorted({*range(os.cpu_count() or 1), *os.sched_getaffinity(0)})
+        visible_devices(setting, probe_accelerators(), cpus)
 
 
 def _bootstrap_settings(settings: config.Settings) -> BootstrapSettings:
@@ -169,18 +184,61 @@ def _refuse_second_init() -> None:
     )
 
 
-def finalize() -> None:
+def finalize(*, timeout: float = 10.0) -> None:
     """Leave the job: close every communicator. Does nothing before `init`, after `finalize`, and in a forked
     child.
 
-    It does not wait for other ranks. Operations that are still running fail here. Runs by itself when Python
-    exits.
+    Operations that were started and still run are waited for; those that are not over in time, or never will be
+    because a peer has finalised, are dropped with a RuntimeWarning. Messages that nobody has received vanish. When
+    Python exits without it, nothing is waited for.
+
+    Args:
+        timeout: seconds to wait, for all operations together.
+
+    Raises:
+        CommunicatorError: a communicator, or an operation that nobody waited for, failed and nobody has been told;
+            raised after everything has been closed, and only warned about while another exception is on its way.
+        ValueError: `timeout` is not a number of seconds, or negative.
     """
-    if not state.present:
+    if not _ours():
         return
-    if isinstance(state.communicator._ended, ForkedProcess):
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+    me, failing = state.communicator.rank, sys.exc_info()[0] is not None
+    dropped: list[str] = []
+    error = None
+    try:
+        dropped = ending.wait_for_running(timeout)
+        error = ending.unheard()
+    finally:
+        _close(exiting=False)
+    if dropped:
+        warnings.warn(
+            f"hcomm rank {me}: finalize() dropped operations that were not complete: {'; '.join(dropped)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if error is None:
         return
-    close_all()
+    if not failing:
+        raise error
+    warnings.warn(f"hcomm: nobody has been told of this failure: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _ours() -> bool:
+    """Whether there is something to leave, in this very process."""
+    return state.present and not isinstance(state.communicator._ended, ForkedProcess)
+
+
+def _at_exit() -> None:
+    """Python exits and nobody has called `finalize`: wait for nothing, raise nothing, tell the peers."""
+    if _ours():
+        with contextlib.suppress(Exception):
+            _close(exiting=True)
+
+
+def _close(*, exiting: bool) -> None:
+    ending.close_all(exiting=exiting)
     if state.engine is not None:
         state.engine.close()
     if state.job is not None:

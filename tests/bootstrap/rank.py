@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import types
 from typing import Any
@@ -117,6 +119,8 @@ def main() -> None:
                 **resolver,
             )
             say(started=True, local_rank=world.local_rank, local_size=world.local_size)
+            if case.get("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
             wiring = world.wire_world(case.get("agree"))
             check(wiring)
             if not case.get("quiet"):
@@ -140,6 +144,9 @@ def make_group(world: Any, group: dict[str, Any], say: Any) -> None:
     ranks = group["ranks"].get(str(world.rank))
     if ranks is None:
         return
+    if "threads" in group:
+        make_named(world, ranks, group["threads"], say)
+        return
     time.sleep(group.get("delay", {}).get(str(world.rank), 0))
     options = {key: value for key, value in group.items() if key in ("timeout", "agree")}
     transport = group.get("transport")
@@ -153,6 +160,26 @@ def make_group(world: Any, group: dict[str, Any], say: Any) -> None:
     check(made)
     say(group=describe(made))
     made.close()
+
+
+def make_named(world: Any, ranks: list[int], names: list[str], say: Any) -> None:
+    """Make groups of the same ranks at the same time, one in each thread."""
+    made: dict[str, Any] = {}
+    threads = [
+        threading.Thread(
+            target=lambda name=name: made.update({name: world.wire_group(world.uid, ranks, name=name)})
+        )
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    for name, wiring in made.items():
+        check(wiring)
+        say(named=[name, wiring.uid])
+        wiring.close()
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def topic(rank: int, **changes: Any) -> dict[str, Any]:
         "parent": "p",
         "from": rank,
         "channel": "control",
+        "name": "",
         "ranks": [0, rank],
         "agree": {},
         "reason": "",

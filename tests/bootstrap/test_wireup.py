@@ -27,7 +27,7 @@ def test_one_host_shares_memory(size: int) -> None:
     for rank, wiring in enumerate(wired(world(size))):
         assert wiring["cliques"] == [list(range(size))]
         assert wiring["windows"] == [True] * size
-        assert wiring["sizes"] == [4096 + size * (4 << 20)] * size
+        assert wiring["sizes"] == [4096 + size * (16 << 20)] * size
         assert wiring["coll"] == [False] * size
         assert wiring["reasons"] == {str(peer): "" for peer in range(size) if peer != rank}
 

@@ -182,3 +182,22 @@ def test_refused_reads_of_memory_are_a_problem(tmp_path: Path) -> None:
     assert any("cannot read each other's memory" in line for line in lines(text, "Problem"))
     assert any("Operation not permitted" in line and "dumpable" in line for line in lines(text, "Cause"))
     assert any("SYS_PTRACE" in line for line in lines(text, "Cure"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--json", "--env"), "--json and --env exclude each other"),
+        (("--ranks", "2", "--env"), "--ranks and --env exclude each other"),
+    ],
+)
+def test_options_that_contradict_each_other(options: tuple[str, ...], words: str) -> None:
+    done = run(*options, check=2)
+    assert words in done.stderr
+    assert not done.stdout
+
+
+def test_the_number_of_ranks_belongs_to_the_job() -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run("--ranks", "2", check=2, **job)
+    assert "RANK/WORLD_SIZE has started 3 ranks" in " ".join(done.stderr.replace("│", " ").split())

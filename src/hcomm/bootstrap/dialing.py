@@ -19,6 +19,7 @@ from hcomm.bootstrap.listener import Listener, Parked, peer_pid
 from hcomm.bootstrap.probing import Link, complaint, hear
 from hcomm.bootstrap.settings import Probes
 from hcomm.bootstrap.talk import Connect, Conversation, Peek, Talk, pack_message, send_message
+from hcomm.bootstrap.vigil import Vigil
 from hcomm.errors import CollectiveMismatch, HcommError, InitError
 
 
@@ -35,6 +36,7 @@ class Contact:
         address: IPv4 or IPv6 address of its listener.
         port: TCP port of its listener.
         unix_name: name of its abstract Unix socket.
+        netns: inode of its network namespace; 0 if hidden.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class Contact:
     address: str
     port: int
     unix_name: str
+    netns: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,11 @@ class Group:
     Attributes:
         ranks: global ranks in group order.
         uid: id of its communicator.
-        parent: id of the communicator it is made from.
+        parent: id of the communicator it is made from; 0 for the world.
         transport: `auto`, `shm` or `tcp`.
         buffer_bytes: bytes of shared buffer per rank.
         agree: more settings that all members must have alike.
+        name: what tells it from other groups of the same ranks; "" if it was given none.
     """
 
     ranks: tuple[int, ...]
@@ -85,6 +89,13 @@ class Group:
     transport: str
     buffer_bytes: int
     agree: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    def title(self) -> str:
+        """The group in words."""
+        if not self.parent:
+            return "the world"
+        return _title(self.ranks, self.name)
 
     def settings(self) -> dict[str, Any]:
         """What members compare."""
@@ -100,12 +111,14 @@ class Lines:
         home: this process.
         group: the group.
         deadline: on `time.monotonic`.
+        vigil: knows who is gone.
     """
 
-    def __init__(self, home: Home, group: Group, deadline: float) -> None:
+    def __init__(self, home: Home, group: Group, deadline: float, vigil: Vigil) -> None:
         self._home = home
         self._group = group
         self._deadline = deadline
+        self._vigil = vigil
         self._key = f"{group.uid:016x}"
         self._parent = f"{group.parent:016x}"
         self._sockets: dict[tuple[int, str], socket.socket] = {}
@@ -129,6 +142,7 @@ class Lines:
                 {(rank, "control") for rank in others},
                 lambda: self._answer(gathering, callers),
                 watch,
+                self._vigil.look,
             )
             # A peer that has come may still find out that the group is in dispute: listen while waiting for others.
             gathering.ended = lambda place: self._listen_on(gathering, place)
@@ -154,7 +168,11 @@ class Lines:
         waiting = {place for place in expected if place[0] > self._home.rank}
         with self._home.listener.watching() as watch:
             gathering: Gathering[Any] = Gathering(
-                self._deadline, expected, lambda: self._accept_data(gathering, waiting), watch
+                self._deadline,
+                expected,
+                lambda: self._accept_data(gathering, waiting),
+                watch,
+                self._vigil.look,
             )
             try:
                 for rank, link in self._links.items():
@@ -245,6 +263,10 @@ class Lines:
             try:
                 yield Connect(address)
             except OSError as error:
+                if self._vigil.gone({rank}) or (
+                    self._group.parent and isinstance(error, ConnectionRefusedError)
+                ):
+                    raise self._vigil.error([rank]) from error
                 text = os.strerror(error.errno or 0)
                 raise InitError(
                     f"rank {self._home.rank} cannot connect to rank {rank} at the address it advertised, "
@@ -258,6 +280,7 @@ class Lines:
                 "parent": self._parent,
                 "from": self._home.rank,
                 "channel": channel,
+                "name": self._group.name,
                 "ranks": list(self._group.ranks),
                 "agree": self._group.settings(),
                 "reason": reason,
@@ -270,7 +293,7 @@ class Lines:
         for rank in sorted(callers):
             parked = listener.pick(self._key, rank, "control")
             if parked is None:
-                other = listener.pick_other(self._key, self._parent, rank)
+                other = listener.pick_other(self._key, self._parent, rank, self._group.name)
                 if other is not None:
                     self._object(other, self._other_group(rank, other))
                 continue
@@ -302,7 +325,9 @@ class Lines:
     def _other_group(self, rank: int, parked: Parked) -> CollectiveMismatch:
         mine, theirs = list(self._group.ranks), parked.topic["ranks"]
         if mine == theirs:
-            text = f"ranks {self._home.rank} and {rank} have not made the group {mine} equally often before"
+            text = (
+                f"ranks {self._home.rank} and {rank} have not made {self._group.title()} equally often before"
+            )
         else:
             text = f"ranks disagree about the group: rank {self._home.rank} makes {mine}, rank {rank} makes {theirs}"
         return CollectiveMismatch(
@@ -319,16 +344,20 @@ class Lines:
             for name in names
         )
         return CollectiveMismatch(
-            f"members of the group {list(self._group.ranks)} use different settings: {different}",
+            f"members of {self._group.title()} use different settings: {different}",
             tuple(sorted((self._home.rank, rank))),
         )
 
     def _who_is_late(self, late: Late) -> str:
         peers = sorted({place[0] for place in late.peers})
-        text = f"rank {self._home.rank}: ranks {peers} did not come to wire the group {list(self._group.ranks)} in time"
+        text = f"rank {self._home.rank}: ranks {peers} did not come to {self._group.title()} in time"
         for topic in self._home.listener.others(self._key):
-            text += f"; rank {topic['from']} waits for this rank in the group {topic['ranks']}"
+            text += f"; rank {topic['from']} waits for this rank in {_title(topic['ranks'], topic['name'])}"
         return text
+
+
+def _title(ranks: Sequence[int], name: str) -> str:
+    return f"the group {list(ranks)}" + (f" named {name!r}" if name else "")
 
 
 def _last_words(sock: socket.socket, packed: bytes) -> None:

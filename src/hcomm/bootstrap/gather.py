@@ -12,6 +12,9 @@ from typing import Generic, TypeVar
 from hcomm.bootstrap.talk import Conversation
 
 T = TypeVar("T")
+#: Seconds without any news after which a gathering asks whether those it waits for are still there.
+TICK = 0.15
+
 #: A conversation: (peer's rank, channel).
 Place = tuple[int, str]
 
@@ -50,10 +53,16 @@ class Gathering(Generic[T]):
         expected: conversations that must end; those not given to `add` yet are brought by `more`.
         more: called first and whenever `watch` becomes readable; may `add`.
         watch: a descriptor, or -1.
+        idle: called with the ranks that are waited for whenever nothing has happened for a moment; may raise.
     """
 
     def __init__(
-        self, deadline: float, expected: set[Place], more: Callable[[], None] = lambda: None, watch: int = -1
+        self,
+        deadline: float,
+        expected: set[Place],
+        more: Callable[[], None] = lambda: None,
+        watch: int = -1,
+        idle: Callable[[set[int]], None] = lambda awaited: None,
     ) -> None:
         self.results: dict[Place, T] = {}
         self.ended: Callable[[Place], None] = lambda place: None
@@ -61,6 +70,7 @@ class Gathering(Generic[T]):
         self._missing = set(expected)
         self._more = more
         self._watch = watch
+        self._idle = idle
         self._selector = selectors.DefaultSelector()
         self._running: dict[Place, Conversation[T]] = {}
         self._events: dict[Place, int] = {}
@@ -85,7 +95,10 @@ class Gathering(Generic[T]):
                 left = self._deadline - time.monotonic()
                 if left <= 0:
                     raise Late(sorted(self._missing))
-                for key, _ in self._selector.select(left):
+                ready = self._selector.select(min(left, TICK))
+                if not ready:
+                    self._idle({place[0] for place in self._missing})
+                for key, _ in ready:
                     if key.data == -1:
                         with suppress(BlockingIOError):
                             os.read(self._watch, 4096)
@@ -122,14 +135,18 @@ class Gathering(Generic[T]):
             self._events[place] = conversation.interest
 
 
-def gather(deadline: float, conversations: dict[int, Conversation[T]]) -> dict[int, T]:
+def gather(
+    deadline: float,
+    conversations: dict[int, Conversation[T]],
+    idle: Callable[[set[int]], None] = lambda awaited: None,
+) -> dict[int, T]:
     """Run conversations that all exist already.
 
     Raises:
         PeerFailed: one of them failed.
         Late: the deadline came.
     """
-    gathering: Gathering[T] = Gathering(deadline, {(peer, "") for peer in conversations})
+    gathering: Gathering[T] = Gathering(deadline, {(peer, "") for peer in conversations}, idle=idle)
     try:
         for peer, conversation in conversations.items():
             gathering.add((peer, ""), conversation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -103,7 +104,8 @@ class _Claim:
     names: tuple[str, str]
 
     def describe(self) -> str:
-        return f"{self.source} says rank {self.rank} of {self.size} ({self.names[0]}, {self.names[1]})"
+        says = "say" if self.source == ARGUMENTS else "says"
+        return f"{self.source} {says} rank {self.rank} of {self.size} ({self.names[0]}, {self.names[1]})"
 
 
 class _Environment:
@@ -125,8 +127,10 @@ class _Environment:
         for name in names:
             value = self._environ.get(name)
             if value:
+                if re.fullmatch(r"-\d+", value.strip()):
+                    raise LaunchError(f"{name}={value.strip()} is negative; it must be 0 or more")
                 if not re.fullmatch(r"\d{1,10}", value.strip()):
-                    raise LaunchError(f"{name}={value!r} is not a number; expected an integer of at least 0")
+                    raise LaunchError(f"{name}={value!r} is not a number; it must be an integer, 0 or more")
                 return int(value)
         return None
 
@@ -150,6 +154,10 @@ class _Environment:
 def _checked(claim: _Claim) -> _Claim:
     if claim.size < 1:
         raise LaunchError(f"{claim.source}: {claim.names[1]} is {claim.size}, expected at least 1")
+    if claim.source == ARGUMENTS and claim.rank >= claim.size:
+        raise LaunchError(
+            f"{claim.describe()}: rank must be in 0..{claim.size - 1}, for world_size counts all ranks"
+        )
     if claim.size == 1 and claim.rank > 0:
         raise LaunchError(f"{claim.describe()}: expected rank 0 in a world of one")
     # Otherwise a rank outside its world is not refused here: at the meeting point all ranks hear of it.
@@ -184,6 +192,11 @@ def detect(
     Raises:
         LaunchError: something is missing, is not a number, or two sources contradict each other.
     """
+    rank, world_size = _whole("rank", rank), _whole("world_size", world_size, least=1)
+    local_rank, local_size = _whole("local_rank", local_rank), _whole("local_size", local_size, least=1)
+    master_port = _whole("master_port", master_port)
+    if master_addr is not None and not isinstance(master_addr, str):
+        raise LaunchError(f"master_addr must be a name or an address, found {master_addr!r}")
     env = _Environment(environ)
     claims = _claims(env, rank, world_size)
     _compare(claims)
@@ -203,7 +216,32 @@ def detect(
             local_rank=launch.local_rank if local_rank is None else local_rank,
             local_size=launch.local_size if local_size is None else local_size,
         )
+        if launch.local_size is not None and (launch.local_rank or 0) >= launch.local_size:
+            raise LaunchError(
+                f"local_rank={launch.local_rank} is outside 0..{launch.local_size - 1} (local_size={launch.local_size})"
+            )
+        if launch.local_size is not None and launch.local_size > launch.world_size:
+            raise LaunchError(f"local_size={launch.local_size} is more than world_size={launch.world_size}")
     return launch
+
+
+def _whole(name: str, value: object, least: int = 0) -> int | None:
+    """An argument of `init` that is a number, or None.
+
+    Raises:
+        LaunchError: it is something else, or too small.
+    """
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise LaunchError(
+            f"init: {name} must be an integer, found {value!r} ({type(value).__name__})"
+        ) from None
+    if isinstance(value, bool) or number < least:
+        raise LaunchError(f"init: {name}={value!r}: it must be {least} or more")
+    return number
 
 
 def _claims(env: _Environment, rank: int | None, world_size: int | None) -> list[_Claim]:
@@ -320,13 +358,12 @@ def _meeting(env: _Environment, source: str, claim: _Claim, address: str, port: 
 
 
 def _need(claim: _Claim, address: str, port: int | None) -> None:
-    absent = " and ".join(
-        name for name, gone in (("MASTER_ADDR", not address), ("MASTER_PORT", port is None)) if gone
-    )
+    absent = [name for name, gone in (("MASTER_ADDR", not address), ("MASTER_PORT", port is None)) if gone]
     if absent:
+        verb = "is" if len(absent) == 1 else "are"
         raise LaunchError(
-            f"{claim.describe()}, but {absent} is missing: the ranks need the address and a free port of "
-            "rank 0's host to meet"
+            f"{claim.describe()}, but {' and '.join(absent)} {verb} missing: the ranks need the address and a "
+            "free port of rank 0's host to meet"
         )
 
 

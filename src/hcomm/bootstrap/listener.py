@@ -40,7 +40,8 @@ class Parked:
 
     Attributes:
         sock: the connection; nothing of it is unread but what the peer sent after its topic.
-        topic: what the peer said: `key`, `parent`, `from`, `channel`, `ranks`, `agree`, `reason`.
+        topic: what the peer said: `key`, `parent`, `from`, `channel`, `name`, `ranks`, `agree`,
+            `reason`.
         pid: the peer's process as seen from here (Unix sockets), otherwise 0.
     """
 
@@ -125,16 +126,18 @@ class Listener:
             return None
         return parked
 
-    def pick_other(self, key: str, parent: str, peer: int) -> Parked | None:
-        """Take `peer`'s wish to wire *another* communicator of the same parent with this rank.
+    def pick_other(self, key: str, parent: str, peer: int, name: str) -> Parked | None:
+        """Take `peer`'s wish to wire *another* communicator of the same parent and name with this rank.
 
-        None if there is none.
+        None if there is none. Groups of other names may be in the making in other threads.
         """
         with self._lock:
             wishes = [
                 (place, parked)
                 for place, parked in self._parked.items()
-                if place[0] != key and place[1:] == (peer, "control") and parked.topic["parent"] == parent
+                if place[0] != key
+                and place[1:] == (peer, "control")
+                and (parked.topic["parent"], parked.topic["name"]) == (parent, name)
             ]
             for place, parked in wishes:
                 del self._parked[place]
@@ -208,11 +211,17 @@ def _checked_topic(topic: dict[str, Any]) -> dict[str, Any]:
         "parent": lambda v: isinstance(v, str) and len(v) <= 64,
         "from": lambda v: isinstance(v, int) and v >= 0,
         "channel": lambda v: v in CHANNELS,
+        "name": lambda v: isinstance(v, str),
         "ranks": lambda v: isinstance(v, list) and all(isinstance(r, int) for r in v),
         "agree": lambda v: isinstance(v, dict),
         "reason": lambda v: isinstance(v, str),
     }
+    if "error" in topic:
+        raise ValueError(f"that rank gave up before it had said what it came for: {topic['error']!s:.500}")
     for name, fits in shapes.items():
         if not fits(topic.get(name)):
-            raise ValueError(f"a topic without a proper {name!r}")
+            raise ValueError(
+                f"it belongs to this job, but its first message has no proper {name!r}; do all ranks run the "
+                "same hcomm?"
+            )
     return topic

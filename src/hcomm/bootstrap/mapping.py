@@ -20,6 +20,8 @@ from hcomm.bootstrap.resolve import is_loopback
 from hcomm.bootstrap.store import Store
 from hcomm.errors import MappingError
 
+#: Keys in the store: of the records, and of the list of records whose ranks have ended.
+RECORD, GONE = "record/", "gone"
 #: Seconds without a new arrival after which known errors are published although ranks are missing.
 SETTLE = 2.0
 
@@ -233,7 +235,7 @@ class Census:
     def arrive(self) -> int:
         """Put the record into the store; the number of this arrival, from 1."""
         arrival = self._store.add("arrivals", 1)
-        self._store.set(f"record/{arrival}", json.dumps(asdict(self._record)))
+        self._store.set(f"{RECORD}{arrival}", json.dumps(asdict(self._record)))
         return arrival
 
     def collect(self, extra: dict[str, Any]) -> None:
@@ -249,13 +251,16 @@ class Census:
         last = time.monotonic()
         while len(self.records) < max([self._record.world_size, *(r.world_size for r in self.records)]):
             text = self._store.try_get(
-                f"record/{len(self.records) + 1}", min(1.0, max(0.0, self._deadline - time.monotonic()))
+                f"{RECORD}{len(self.records) + 1}", min(0.5, max(0.0, self._deadline - time.monotonic()))
             )
             now = time.monotonic()
             if text is not None:
                 self.records.append(parse(text))
                 last = now
                 continue
+            gone = self._gone()
+            if gone:
+                return gone
             found = problems(self.records) if self.records else []
             if found and now - last > SETTLE:
                 return found
@@ -264,7 +269,14 @@ class Census:
                 return [*found, f"ranks {absent} did not come in time"]
             self._store.set("missing", json.dumps(absent))
             self._complain(f"ranks {absent} have not arrived")
-        return problems(self.records)
+        return self._gone() or problems(self.records)
+
+    def _gone(self) -> list[str]:
+        """Ranks that came and have ended since, as far as the store knows."""
+        text = self._store.try_get(GONE, 0.0)
+        known = {f"{RECORD}{place}": record for place, record in enumerate(self.records, 1)}
+        ended = [known[key] for key in (json.loads(text) if text else []) if key in known]
+        return [f"rank {r.rank} ({r.who()}) has ended while the ranks were meeting" for r in ended]
 
     def verdict(self) -> dict[str, Any]:
         """What was published: `records` and the rest.

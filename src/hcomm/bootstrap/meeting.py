@@ -11,7 +11,16 @@ from hcomm.bootstrap.auth import Credentials, derive
 from hcomm.bootstrap.launcher import Launch
 from hcomm.bootstrap.resolve import Resolver
 from hcomm.bootstrap.settings import BootstrapSettings
-from hcomm.bootstrap.store import Patience, Store, TcpStore, TorchStore, Unreachable, connect, connect_once
+from hcomm.bootstrap.store import (
+    Patience,
+    Store,
+    TcpStore,
+    TorchStore,
+    Unreachable,
+    connect,
+    connect_once,
+    torch_store_hint,
+)
 from hcomm.bootstrap.store_server import PortTaken, StoreServer, listening_socket
 from hcomm.errors import AuthenticationError, LaunchError, RendezvousError
 
@@ -90,7 +99,8 @@ def join(
         return _join_by_file(launch, job, key, generation, patience, resolver)
     credentials = Credentials(key, job_digest(job), generation)
     if launch.rank != 0:
-        return Joined(connect(place.host, place.port, credentials, patience, resolver), None, key, job)
+        store = connect(place.host, place.port, credentials, patience, resolver, launch.rank)
+        return Joined(store, None, key, job)
     found = _host(launch, credentials, patience, resolver)
     if isinstance(found, TcpStore):
         # Somebody of this very job is rank 0 already: joining it lets everybody hear of that.
@@ -130,7 +140,7 @@ def _host(
             raise RendezvousError(
                 f"rank 0 cannot host the store at {place.host}:{place.port}: port {place.port} is taken "
                 "by another program. "
-                "Choose another MASTER_PORT"
+                "Choose another MASTER_PORT" + torch_store_hint()
             ) from None
         except OSError as error:
             raise RendezvousError(f"rank 0 cannot listen at {place.host}:{place.port}: {error}") from error

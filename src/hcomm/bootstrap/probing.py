@@ -32,10 +32,12 @@ from hcomm.bootstrap.talk import (
 from hcomm.bootstrap.window import Window, open_path, read_token
 from hcomm.errors import (
     CollectiveMismatch,
+    CommunicatorError,
     ConfigError,
     HcommError,
     InitError,
     MappingError,
+    PeerLost,
     TransportUnavailable,
 )
 
@@ -108,13 +110,14 @@ class Evidence:
 
 _KINDS: dict[str, type[HcommError]] = {
     kind.__name__: kind
-    for kind in (CollectiveMismatch, ConfigError, InitError, MappingError, TransportUnavailable)
+    for kind in (CollectiveMismatch, ConfigError, InitError, MappingError, PeerLost, TransportUnavailable)
 }
 
 
 def complaint(error: HcommError) -> dict[str, Any]:
     """The message that tells a peer about an error."""
-    return {"error": str(error), "kind": type(error).__name__}
+    ranks = list(error.ranks) if isinstance(error, CommunicatorError) else []
+    return {"error": str(error), "kind": type(error).__name__, "ranks": ranks}
 
 
 def hear() -> Talk[dict[str, Any]]:
@@ -129,7 +132,11 @@ def hear() -> Talk[dict[str, Any]]:
 def checked(message: dict[str, Any]) -> dict[str, Any]:
     """`message`, unless it is a complaint, which is raised."""
     if "error" in message:
-        raise _KINDS.get(str(message.get("kind")), InitError)(str(message["error"]))
+        kind, text = _KINDS.get(str(message.get("kind")), InitError), str(message["error"])
+        ranks = message.get("ranks")
+        if issubclass(kind, CommunicatorError) and isinstance(ranks, list):
+            raise kind(text, tuple(rank for rank in ranks if isinstance(rank, int)))
+        raise kind(text)
     return message
 
 

@@ -7,8 +7,10 @@ import os
 import secrets
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hcomm.bootstrap import launcher, mapping
@@ -22,12 +24,16 @@ from hcomm.bootstrap.resolve import Resolver, facing, is_loopback, means_this_ho
 from hcomm.bootstrap.settings import BootstrapSettings, Probes
 from hcomm.bootstrap.store import Patience, TcpStore
 from hcomm.bootstrap.wireup import Wiring, wire
+from hcomm.errors import InitError
 from hcomm.topology import interfaces
 
 #: The host to listen on when there is nobody else.
 ALONE = "127.0.0.1"
 #: Seconds that connecting may take at least, when all ranks have come at the last moment.
 WIRING = 10.0
+
+#: Groups that can only be told apart by their order: parent, members, name.
+_Kind = tuple[int, tuple[int, ...], str]
 
 _generations: dict[tuple[str, str, int, str], int] = {}
 
@@ -68,7 +74,8 @@ class World:
         self._home = home
         self._joined = joined
         self._pid = os.getpid()
-        self._made: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._made: dict[_Kind, int] = {}
+        self._making: dict[_Kind, threading.Lock] = {}
         self._deadline = deadline
 
     def wire_world(self, agree: Mapping[str, Any] | None = None) -> Wiring:
@@ -102,6 +109,8 @@ class World:
         buffer_bytes: int | None = None,
         timeout: float | None = None,
         agree: Mapping[str, Any] | None = None,
+        name: str = "",
+        lost: Callable[[], Iterable[int]] = lambda: (),
     ) -> Wiring:
         """Connect the members of a new group; called by its members only.
 
@@ -112,10 +121,12 @@ class World:
             buffer_bytes: bytes of shared buffer per rank; None: as the world.
             timeout: seconds; None: the init timeout.
             agree: further settings that must be the same on all members; plain JSON values.
+            name: tells groups of the same ranks apart that are made at the same time, in several threads.
+            lost: global ranks that are known to be gone; asked again and again while members are missing.
 
         Raises:
             ValueError: `ranks` has duplicates, foreign ranks, or lacks this one.
-            InitError, CollectiveMismatch, TransportUnavailable: see `wireup.wire`.
+            InitError, PeerLost, CollectiveMismatch, TransportUnavailable: see `wireup.wire`.
         """
         members = tuple(ranks)
         if len(set(members)) != len(members) or self.rank not in members:
@@ -124,22 +135,34 @@ class World:
             )
         if any(not 0 <= rank < self.size for rank in members):
             raise ValueError(f"ranks must be within 0..{self.size - 1}, found {list(members)}")
-        count = self._made.get((parent_uid, members), 0)
-        identity = struct.pack("<QQQ", self.uid, parent_uid, count) + b"".join(
-            struct.pack("<q", r) for r in members
-        )
+        deadline = time.monotonic() + (self._settings.init_timeout if timeout is None else timeout)
+        kind = parent_uid, members, name
         group = Group(
             ranks=members,
-            uid=int.from_bytes(hashlib.sha256(b"hcomm group" + identity).digest()[:8], "little"),
+            uid=0,
             parent=parent_uid,
             transport=transport or self._settings.transport,
             buffer_bytes=buffer_bytes or self._settings.buffer_bytes,
             agree=dict(agree or {}),
+            name=name,
         )
-        wait = self._settings.init_timeout if timeout is None else timeout
-        wiring = wire(self._home, group, time.monotonic() + wait)
-        self._made[parent_uid, members] = count + 1
+        making = self._making.setdefault(kind, threading.Lock())
+        if not making.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise InitError(
+                f"rank {self.rank}: another thread was still making {group.title()} at the deadline"
+            )
+        try:
+            count = self._made.get(kind, 0)
+            wiring = wire(self._home, replace(group, uid=self._group_uid(kind, count)), deadline, lost)
+            self._made[kind] = count + 1
+        finally:
+            making.release()
         return wiring
+
+    def _group_uid(self, kind: _Kind, count: int) -> int:
+        parent, members, name = kind
+        numbers = struct.pack(f"<4Q{len(members)}q", self.uid, parent, count, len(members), *members)
+        return int.from_bytes(hashlib.sha256(b"hcomm group" + numbers + name.encode()).digest()[:8], "little")
 
     def close(self) -> None:
         """Stop listening. In a forked child: nothing, for all of it is the parent's."""
@@ -266,7 +289,7 @@ def _contacts(records: list[Record], me: int) -> tuple[list[Contact], int]:
             if record.rank == me:
                 size = record.local_size or len(members)
     contacts = [
-        Contact(r.rank, local[r.rank], r.hostname, r.boot_id, r.pid, r.address, r.port, r.unix_name)
+        Contact(r.rank, local[r.rank], r.hostname, r.boot_id, r.pid, r.address, r.port, r.unix_name, r.netns)
         for r in records
     ]
     return contacts, size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -194,10 +195,12 @@ def connect(
     credentials: Credentials,
     patience: Patience,
     resolver: Resolver = system_resolver,
+    rank: int | None = None,
 ) -> TcpStore:
     """Join the store at `host`:`port`.
 
-    Names that do not resolve and ports that refuse are tried again until the deadline.
+    Names that do not resolve and ports that refuse are tried again until the deadline. `rank` is who asks, for
+    messages.
 
     Raises:
         RendezvousError: nothing answered in time, or what answers is not hcomm.
@@ -218,10 +221,31 @@ def connect(
             raise RendezvousError(
                 f"could not reach rank 0 at {host}:{port} within {waited:.0f} s: {problem}. "
                 "Check MASTER_ADDR and MASTER_PORT, that rank 0 was started, and the firewall"
+                + _started_twice(rank)
             )
         patience.complain(f"still waiting for rank 0 at {host}:{port}: {problem}")
         time.sleep(max(0.0, min(pause, patience.deadline - time.monotonic())))
         pause = min(pause * 1.5, 0.05 if time.monotonic() - patience.started < 30 else 0.25)
+
+
+def _started_twice(rank: int | None) -> str:
+    """Why a meeting point that was there may be there no more."""
+    if rank is None:
+        return ""
+    return (
+        f"; if the job has completed its init, rank 0 does not listen any more: is rank {rank} started twice?"
+    )
+
+
+def torch_store_hint() -> str:
+    """A likely holder of the port, when torch.distributed is in use in this process."""
+    torch = sys.modules.get("torch.distributed")
+    if torch is None or not (torch.is_available() and torch.is_initialized()):
+        return ""
+    return (
+        " (it may be the store of torch.distributed, which this process has initialised with the same "
+        "MASTER_ADDR and MASTER_PORT: give hcomm.init(master_port=…) another one)"
+    )
 
 
 class Unreachable(ConnectionError):
@@ -278,11 +302,12 @@ def _attempt(
             raise RendezvousError(
                 f"something accepts connections at {place} but does not answer like hcomm (silent for "
                 f"{greeting:.0f} s): "
-                "another program holds that port; choose another MASTER_PORT"
+                "another program holds that port; choose another MASTER_PORT" + torch_store_hint()
             ) from None
         except NotHcomm as error:
             raise RendezvousError(
                 f"what listens at {place} is not hcomm: {error}; choose another MASTER_PORT"
+                + torch_store_hint()
             ) from None
         except AuthenticationError as error:
             raise AuthenticationError(f"the store at {place}: {error}") from None

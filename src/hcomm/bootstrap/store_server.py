@@ -6,12 +6,14 @@ Its port is free again as soon as all ranks have what they need.
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import time
 from typing import Any
 
 from hcomm.bootstrap import auth
 from hcomm.bootstrap.auth import Credentials
+from hcomm.bootstrap.mapping import GONE, RECORD
 from hcomm.bootstrap.resolve import (
     Endpoint,
     Resolver,
@@ -50,6 +52,7 @@ class StoreServer:
         self._data: dict[str, str] = {}
         self._waiting: dict[str, list[Conversation[None]]] = {}
         self._left = 0
+        self._gone: list[str] = []
         self._retired: tuple[int, float] | None = None
         self._serving = Serving("hcomm-store", self._talk, crowd=CROWD + world_size)
         self._serving.on_leave = self._on_leave
@@ -81,8 +84,13 @@ class StoreServer:
         return self._left >= clients or time.monotonic() > deadline
 
     def _on_leave(self, guest: Guest) -> None:
-        if not guest.stranger:
-            self._left += 1
+        if guest.stranger:
+            return
+        self._left += 1
+        # Whoever has put its record here and leaves without a word has ended: the collector hears of it.
+        for key in guest.parcel.get("records", []) if not guest.parcel.get("bye") else []:
+            self._gone.append(key)
+            self._put(GONE, json.dumps(self._gone))
 
     def _talk(self, guest: Guest) -> Talk[None]:
         yield from auth.server(auth.STORE, self._credentials)
@@ -90,6 +98,7 @@ class StoreServer:
         while True:
             request = yield from read_message()
             if request.get("op") == "bye":
+                guest.parcel["bye"] = True
                 return
             answer = yield from self._answer(guest, request)
             yield from send_message({"value": answer})
@@ -100,6 +109,8 @@ class StoreServer:
             raise ValueError("a request without a proper key")
         if operation == "set" and isinstance(request.get("value"), str):
             self._put(key, request["value"])
+            if key.startswith(RECORD):
+                guest.parcel.setdefault("records", []).append(key)
             return None
         if operation == "add" and isinstance(request.get("amount"), int):
             total = int(self._data.get(key, "0")) + int(request["amount"])

@@ -15,6 +15,7 @@ disagree about a group still meet and can tell each other. The phases, each run 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from hcomm.bootstrap.dialing import Contact, Group, Home, Lines
 from hcomm.bootstrap.gather import Late, PeerFailed, gather
 from hcomm.bootstrap.probing import Evidence, Finding, Link, complaint, hear, probe
 from hcomm.bootstrap.talk import Conversation, Talk, send_message
+from hcomm.bootstrap.vigil import Vigil
 from hcomm.bootstrap.window import Window
 from hcomm.errors import HcommError, InitError
 
@@ -75,20 +77,22 @@ class Wiring:
                 fds[place] = -1
 
 
-def wire(home: Home, group: Group, deadline: float) -> Wiring:
+def wire(home: Home, group: Group, deadline: float, lost: Callable[[], Iterable[int]] = lambda: ()) -> Wiring:
     """Connect this rank with all other members, who do the same at about the same time.
 
     Args:
         home: this process.
         group: with this rank among its members.
         deadline: on `time.monotonic`.
+        lost: global ranks that are known to be gone; asked again and again while members are missing.
 
     Raises:
-        InitError: members did not come in time, or left.
+        InitError: members did not come in time, or (in the world) left.
+        PeerLost: a member of a group is gone.
         CollectiveMismatch: members named other lists of ranks, or other settings.
         TransportUnavailable: `transport="shm"`, but some pair cannot share memory.
     """
-    work = _Wireup(home, group, deadline)
+    work = _Wireup(home, group, deadline, lost)
     try:
         return work.run()
     except BaseException as error:
@@ -97,7 +101,7 @@ def wire(home: Home, group: Group, deadline: float) -> Wiring:
 
 
 class _Wireup:
-    def __init__(self, home: Home, group: Group, deadline: float) -> None:
+    def __init__(self, home: Home, group: Group, deadline: float, lost: Callable[[], Iterable[int]]) -> None:
         self.home = home
         self.group = group
         self.deadline = deadline
@@ -105,7 +109,8 @@ class _Wireup:
         self.links: dict[int, Link] = {}
         self.window: Window | None = None
         self.findings: dict[int, Finding] = {}
-        self.lines = Lines(home, group, deadline)
+        self.vigil = Vigil(home, group, lost)
+        self.lines = Lines(home, group, deadline, self.vigil)
 
     def run(self) -> Wiring:
         """All phases."""
@@ -121,12 +126,10 @@ class _Wireup:
             if isinstance(error.cause, HcommError):
                 raise error.cause from None
             self.lines.heed(0.3)
-            raise InitError(
-                f"rank {error.peer} left while {self._name()} was being wired: {error.cause}"
-            ) from error.cause
+            raise self.vigil.error([error.peer]) from error.cause
         except Late as late:
             raise InitError(
-                f"rank {self.home.rank}: wiring {self._name()} took too long: no answer from ranks "
+                f"rank {self.home.rank}: connecting {self.group.title()} took too long: no answer from ranks "
                 f"{sorted({place[0] for place in late.peers})}"
             ) from None
         return self._hand_over(agreement, clique)
@@ -136,7 +139,9 @@ class _Wireup:
         known = (
             error
             if isinstance(error, HcommError)
-            else InitError(f"rank {self.home.rank} gave up wiring {self._name()}: {type(error).__name__}")
+            else InitError(
+                f"rank {self.home.rank} gave up connecting {self.group.title()}: {type(error).__name__}"
+            )
         )
         self.lines.abandon(complaint(known))
         for finding in self.findings.values():
@@ -144,9 +149,6 @@ class _Wireup:
                 os.close(finding.fd)
         if self.window is not None:
             self.window.close()
-
-    def _name(self) -> str:
-        return f"the group {list(self.group.ranks)}"
 
     def _probe(self) -> None:
         if self.group.transport == "tcp":
@@ -161,7 +163,7 @@ class _Wireup:
         evidence = Evidence(self.home.credentials.key, self.window, reason, self.home.probes)
         talks = {peer: Conversation(link.sock, probe(link, evidence)) for peer, link in self.links.items()}
         try:
-            self.findings = gather(self.deadline, talks)
+            self.findings = gather(self.deadline, talks, self.vigil.look)
         except BaseException:
             for talk in talks.values():
                 if talk.outcome is not None and talk.outcome.fd >= 0:
@@ -203,9 +205,12 @@ class _Wireup:
         lowest = min(ranks)
         if self.home.rank != lowest:
             sock = self.links[lowest].sock
-            answer = gather(self.deadline, {lowest: Conversation(sock, _report(row))})[lowest]
+            answer = gather(self.deadline, {lowest: Conversation(sock, _report(row))}, self.vigil.look)[
+                lowest
+            ]
             return Agreement(tuple(tuple(clique) for clique in answer["cliques"]), bool(answer["access"]))
-        heard = gather(self.deadline, {p: Conversation(link.sock, hear()) for p, link in self.links.items()})
+        hearing = {p: Conversation(link.sock, hear()) for p, link in self.links.items()}
+        heard = gather(self.deadline, hearing, self.vigil.look)
         rows = [row if rank == lowest else heard[rank] for rank in ranks]
         agreement = agree(ranks, rows, self.group.transport)
         if isinstance(agreement, HcommError):
@@ -214,13 +219,22 @@ class _Wireup:
         gather(
             self.deadline,
             {p: Conversation(link.sock, send_message(message)) for p, link in self.links.items()},
+            self.vigil.look,
         )
         return agreement
 
     def _finish(self, clique: int) -> None:
         assert self.window is not None
-        self.window.finish(self.home.probes.window_bytes(clique, self.group.buffer_bytes))
-        gather(self.deadline, {p: Conversation(link.sock, _ready()) for p, link in self.links.items()})
+        size = self.home.probes.window_bytes(clique, self.group.buffer_bytes)
+        try:
+            self.window.finish(size)
+        except OSError as error:
+            raise InitError(
+                f"rank {self.home.rank}: cannot have {size} bytes of shared memory for {self.group.title()} "
+                f"(HCOMM_BUFFER_SIZE is {self.group.buffer_bytes}): {error.strerror}; set HCOMM_BUFFER_SIZE to less"
+            ) from error
+        ready = {p: Conversation(link.sock, _ready()) for p, link in self.links.items()}
+        gather(self.deadline, ready, self.vigil.look)
 
     def _hand_over(self, agreement: Agreement, clique: tuple[int, ...]) -> Wiring:
         assert self.window is not None

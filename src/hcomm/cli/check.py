@@ -49,12 +49,23 @@ def check(ranks: int | None, as_json: bool, show_settings: bool, timeout: float)
     across hosts. Exit code: 0 all is well; 1 a fast path that the machine offers cannot be used; 2 nothing could be
     measured.
     """
+    if as_json and show_settings:
+        raise click.UsageError(
+            "--json and --env exclude each other: --env prints settings, and measures nothing"
+        )
+    if ranks and show_settings:
+        raise click.UsageError("--ranks and --env exclude each other: --env measures nothing")
     try:
         settings = config.load()
         if show_settings:
             _print_settings(settings)
             return
         launch = detect(os.environ)
+        if ranks and launch.world_size > 1:
+            raise click.UsageError(
+                f"--ranks is for a machine without a job: {launch.source} has started {launch.world_size} ranks, and "
+                "those are measured"
+            )
         if launch.world_size > 1:
             measured = _measure_in_job(settings, first=launch.rank == 0)
         else:

@@ -1,0 +1,69 @@
+"""The end of a job on this rank: what still runs is waited for, and what failed unheard is told."""
+
+from __future__ import annotations
+
+import time
+
+from hcomm import _native, core
+from hcomm.core import Core
+from hcomm.diagnose.callsite import caller
+from hcomm.diagnose.report import Call
+from hcomm.errors import HcommError, NotInitialized
+
+
+def _open() -> list[Core]:
+    """The communicators of this process that have not ended, the oldest group first."""
+    return [comm for comm in list(core._living) if comm._ended is None]
+
+
+def wait_for_running(seconds: float) -> list[str]:
+    """Wait until the operations that run are over, at most `seconds` for all of them.
+
+    Returns:
+        The calls that are not over, or never will be because a peer has finalised, in words.
+    """
+    deadline = time.monotonic() + seconds
+    left = []
+    for comm in _open():
+        for work in list(comm._running.values()):
+            over = work._conclude(max(0.0, deadline - time.monotonic()))
+            if not over or (work._op.status != _native.OK and _peer_finalised(comm)):
+                left.append(str(work._call))
+    return left
+
+
+def _peer_finalised(comm: Core) -> bool:
+    """Whether it failed because a peer left in good order: then what was not complete is dropped, not lost."""
+    failure = comm._native.failure()
+    return failure is not None and failure.kind == _native.PEER_LOST and "finalised" in failure.text
+
+
+def unheard() -> HcommError | None:
+    """A failure of an operation or communicator that nobody has been told about; None if there is none."""
+    found = [error for comm in _open() if (error := _unheard(comm)) is not None]
+    return found[0] if found else None
+
+
+def _unheard(comm: Core) -> HcommError | None:
+    if comm._broken is not None or _peer_finalised(comm):
+        return None
+    for work in list(comm._running.values()):
+        error = work.exception()
+        if error is not None:
+            return error
+    failure = comm._native.failure()
+    # Who was interrupted, or aborted the communicator, knows.
+    own = failure is not None and comm._rank in failure.ranks
+    if failure is None or (own and failure.kind in (_native.INTERRUPTED, _native.ABORTED)):
+        return None
+    return comm._fail(failure.kind, Call("finalize()", caller(), 0.0))
+
+
+def close_all(*, exiting: bool = False) -> None:
+    """Close every communicator; `exiting`: the process ends, and nobody has called finalize()."""
+    for comm in _open():
+        if exiting:
+            comm._end(NotInitialized("this process is ending"))
+            comm._native.close(exiting=True)
+        else:
+            comm.close()
