@@ -144,7 +144,7 @@ class Reporter:
         for rank in range(len(self._ranks)):
             what, where = said.get(rank, ("", ""))
             past = histories.get(rank, {}).get(number, "")
-            if past and _SHAPE.sub("", what) != past:
+            if past and not _SHAPE.sub("", what).startswith(past.removesuffix(")")):
                 what, where = past, ""
             if what:
                 calls.setdefault(_at(what, where), []).append(rank)
