@@ -8,10 +8,10 @@ from hcomm import _native, core
 from hcomm.core import Core
 from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call
-from hcomm.errors import HcommError, NotInitialized
+from hcomm.errors import CollectiveMismatch, HcommError, NotInitialized
 
 
-def _open() -> list[Core]:
+def still_open() -> list[Core]:
     """The communicators of this process that have not ended, the oldest group first."""
     return [comm for comm in list(core._living) if comm._ended is None]
 
@@ -24,7 +24,7 @@ def wait_for_running(seconds: float) -> list[str]:
     """
     deadline = time.monotonic() + seconds
     left = []
-    for comm in _open():
+    for comm in still_open():
         for work in list(comm._running.values()):
             over = work._conclude(max(0.0, deadline - time.monotonic()))
             if not over or (work._op.status != _native.OK and _peer_finalised(comm)):
@@ -40,7 +40,7 @@ def _peer_finalised(comm: Core) -> bool:
 
 def unheard() -> HcommError | None:
     """A failure of an operation or communicator that nobody has been told about; None if there is none."""
-    found = [error for comm in _open() if (error := _unheard(comm)) is not None]
+    found = [error for comm in still_open() if (error := _unheard(comm)) is not None]
     return found[0] if found else None
 
 
@@ -52,16 +52,35 @@ def _unheard(comm: Core) -> HcommError | None:
         if error is not None:
             return error
     failure = comm._native.failure()
-    # Who was interrupted, or aborted the communicator, knows.
-    own = failure is not None and comm._rank in failure.ranks
-    if failure is None or (own and failure.kind in (_native.INTERRUPTED, _native.ABORTED)):
+    if failure is None:
+        return None
+    # Where no operation of this rank failed, two things concern it: results that came from different calls, and another
+    # rank that gave up the job with a reason.
+    aborted = failure.kind == _native.ABORTED and comm._rank not in failure.ranks
+    if failure.kind != _native.MISMATCH and not aborted:
         return None
     return comm._fail(failure.kind, Call("finalize()", caller(), 0.0))
 
 
+def stale(communicators: list[Core]) -> HcommError | None:
+    """A difference between calls that was only found while a communicator closed; None if there is none.
+
+    Where a rank only sends, as the root of a broadcast between hosts does, nothing is compared before ranks meet again.
+    """
+    for comm in communicators:
+        failure = comm._native.failure()
+        if comm._broken is None and failure is not None and failure.kind == _native.MISMATCH:
+            return CollectiveMismatch(
+                f"rank {comm._rank}: finalize(): operation #{failure.seq} differs between ranks: {failure.text}. "
+                "Every rank must make the same calls in the same order.",
+                tuple(failure.ranks),
+            )
+    return None
+
+
 def close_all(*, exiting: bool = False) -> None:
     """Close every communicator; `exiting`: the process ends, and nobody has called finalize()."""
-    for comm in _open():
+    for comm in still_open():
         if exiting:
             comm._end(NotInitialized("this process is ending"))
             comm._native.close(exiting=True)

@@ -207,11 +207,13 @@ def finalize(*, timeout: float = 10.0) -> None:
     me, failing = state.communicator.rank, sys.exc_info()[0] is not None
     dropped: list[str] = []
     error = None
+    communicators = ending.still_open()
     try:
         dropped = ending.wait_for_running(timeout)
         error = ending.unheard()
     finally:
         _close(exiting=False)
+    error = error or ending.stale(communicators)
     if dropped:
         warnings.warn(
             f"hcomm rank {me}: finalize() dropped operations that were not complete: {'; '.join(dropped)}",

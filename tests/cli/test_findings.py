@@ -99,7 +99,7 @@ def test_a_small_dev_shm_matters_only_without_memfd() -> None:
     small = {"shm_size": 1 << 20, "shm_free": 1 << 20}
     assert findings.problems(_measured(**small), _settings()) == []
     (problem,) = findings.problems(_measured(memfd="refused", **small), _settings())
-    assert "1 MiB are free, 8 MiB are needed" in problem.cause
+    assert "1 MiB are free, 32 MiB are needed" in problem.cause
 
 
 def test_unused_rdma_devices() -> None:

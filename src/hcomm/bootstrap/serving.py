@@ -153,11 +153,11 @@ class Serving:
             try:
                 sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:
                 log.warning("%s: cannot accept a connection: %s", self._name, error)
                 time.sleep(0.01)  # out of descriptors: the backlog stays readable, do not spin on it
-                return
+                break
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             guest = Guest(sock, _describe(sock, address), self._talk)
