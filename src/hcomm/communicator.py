@@ -6,16 +6,14 @@ import contextlib
 import operator
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcomm import _native
-from hcomm.buffers import Buffer
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
 from hcomm.diagnose import telling
-from hcomm.diagnose.callsite import caller
 from hcomm.errors import InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
@@ -23,7 +21,6 @@ from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
 from hcomm.planning.select import Request, option_name
-from hcomm.plans import Signature
 from hcomm.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
@@ -106,29 +103,6 @@ class Communicator(Exchanges, PointToPoint):
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
         self._costs = Costs()
-
-    def _seconds(self, timeout: float | None) -> float:
-        try:
-            return super()._seconds(timeout)
-        except TypeError:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}") from None
-
-    def _execute(
-        self,
-        signature: Signature,
-        source: Buffer | None,
-        target: Buffer | None,
-        complete: Callable[[], Any],
-        describe: Callable[[], str],
-        timeout: float | None,
-        async_op: bool,
-    ) -> Any:
-        if self._tracing:
-            self._trace(describe())
-        return super()._execute(signature, source, target, complete, describe, timeout, async_op)
-
-    def _trace(self, what: str) -> None:
-        telling.tell(f"{self._who}: {what} at {caller()}")
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]

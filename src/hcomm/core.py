@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from hcomm import _native
 from hcomm.buffers import Buffer
 from hcomm.codes import DTYPES, NO_OPERATOR, OPERATIONS, OPERATORS
+from hcomm.diagnose import telling
 from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call, Reporter
 from hcomm.errors import (
@@ -58,6 +59,10 @@ class Planner(Protocol):
 
 class Core:
     """The part of a communicator that all its operations share."""
+
+    #: HCOMM_DEBUG=trace: every call is told, by `_who`.
+    _tracing = False
+    _who = ""
 
     def __init__(
         self,
@@ -115,9 +120,17 @@ class Core:
         """The time an operation may take. Raises ValueError for what is not a positive number."""
         if timeout is None:
             return self._timeout
-        if not timeout > 0:
+        try:
+            positive = timeout > 0
+        except TypeError:
+            positive = False
+        if not positive:
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         return float(timeout)
+
+    def _trace(self, what: str) -> None:
+        """Tell of one call, under HCOMM_DEBUG=trace."""
+        telling.tell(f"{self._who}: {what} at {caller()}")
 
     def _peer(self, rank: int, argument: str) -> int:
         """A group rank given as an argument. Raises ValueError when it is out of range."""
@@ -186,6 +199,8 @@ class Core:
             timeout: seconds, or None for the communicator's.
             async_op: return a Work.
         """
+        if self._tracing:
+            self._trace(describe())
         seconds = self._seconds(timeout)
         plan = self._plan(signature)
         in_address = source.address if source is not None else 0
@@ -292,12 +307,6 @@ def _watch_forks() -> None:
     if not _watching:
         _watching.append(True)
         os.register_at_fork(after_in_child=_after_fork)
-
-
-def close_all() -> None:
-    """Close every communicator of this process."""
-    for communicator in list(_living):
-        communicator.close()
 
 
 def _after_fork() -> None:

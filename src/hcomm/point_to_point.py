@@ -22,12 +22,6 @@ class PointToPoint(Core):
     their order.
     """
 
-    #: Whether each call is told (HCOMM_DEBUG=trace).
-    _tracing = False
-
-    def _trace(self, what: str) -> None:
-        """Tell a call."""
-
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> Work:
         """Start sending `tensor` to rank `dst`.
 
