@@ -11,6 +11,7 @@
 #include <cstring>
 #include <span>
 
+#include "bindings/shortcuts.hpp"
 #include "engine/comm.hpp"
 #include "engine/engine.hpp"
 #include "kernels/kernels.hpp"
@@ -36,6 +37,7 @@ bool check_signals() {
 struct CommHandle {
     std::shared_ptr<Comm> comm;
     pid_t pid;
+    std::unique_ptr<Shortcuts> shortcuts = std::make_unique<Shortcuts>();
 
     ~CommHandle() {
         // In a forked child there is no engine thread, and the connections belong to the parent.
@@ -127,6 +129,15 @@ int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t
         return self.comm->run(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out),
                               timeout, check_signals);
     }));
+}
+
+/// Runs the remembered operation on `tensor`; -1 if none is remembered, or the tensor is not ordinary.
+int call(const CommHandle& self, nb::handle tensor, nb::handle op, double timeout) {
+    const auto hit = self.shortcuts->find(tensor.ptr(), op.ptr());
+    if (!hit) return -1;
+    std::shared_ptr<const Plan> plan = *hit->plan;
+    return finish_call(without_gil(
+        [&] { return self.comm->run(std::move(plan), hit->data, hit->data, timeout, check_signals); }));
 }
 
 OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in,
@@ -236,6 +247,14 @@ void define_comm(nb::module_& m) {
              "root"_a, "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a,
              "agreed"_a, "tile_bytes"_a)
         .def("run", &run, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a)
+        .def("call", &call, "tensor"_a.none(), "op"_a.none(), "timeout"_a)
+        .def(
+            "remember",
+            [](const CommHandle& c, nb::handle tensor, nb::handle op, std::shared_ptr<const Plan> plan) {
+                c.shortcuts->remember(tensor.ptr(), op.ptr(), std::move(plan));
+            },
+            "tensor"_a, "op"_a, "plan"_a)
+        .def("forget", [](const CommHandle& c) { c.shortcuts->clear(); })
         .def("start", &start, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a, "where"_a)
         .def("send", &send, "dst"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
         .def("recv", &receive, "src"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)

@@ -104,6 +104,18 @@ class Comm:
         Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C.
         """
 
+    def call(self, tensor: object, op: object, timeout: float) -> int:
+        """`run` of the plan remembered for a tensor like this, in place; -1 if there is none.
+
+        Reads the tensor through DLPack's table of C functions; only plain contiguous CPU memory is found.
+        """
+
+    def remember(self, tensor: object, op: str, plan: Plan) -> None:
+        """From now on `call` runs `plan` for tensors of this type, element type and length."""
+
+    def forget(self) -> None:
+        """Forget what was remembered."""
+
     def start(self, plan: Plan, in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op: ...
     def send(
         self, dst: int, tag: int, ptr: int, nbytes: int, dtype: int, timeout: float, where: str

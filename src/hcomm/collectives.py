@@ -43,22 +43,20 @@ class Collectives(Core):
             `tensor`. Integer `avg` truncates toward zero; 16-bit floats are added in float32 and rounded
             once.
         """
-        # The whole cost of a small call is here: nothing is built, nothing is looked up twice. A hit means an
-        # ordinary torch tensor of a known type on a usable communicator (see Core._fast); everything else
-        # takes the general way.
         if not async_op and timeout is None and algorithm is None:
-            try:
-                plan = self._fast[tensor.dtype, tensor.numel(), op]
-                ordinary = tensor.is_contiguous() and tensor.is_cpu and not tensor.is_neg()
-                address = tensor.data_ptr()
-            except (KeyError, AttributeError, TypeError, RuntimeError):
-                ordinary = False
-            if ordinary and address:
-                status = self._run(plan, address, address, self._timeout)
-                if status:
-                    raise self._all_reduce_failed(status, tensor, op)
-                return tensor
+            return self._all_reduce_now(tensor, op)
         return self._all_reduce(tensor, op, algorithm, timeout, async_op)
+
+    def _all_reduce_now(self, tensor: Any, op: str) -> Any:
+        """`all_reduce` with nothing else said. The whole cost of a small call is here: one look in the core finds
+        the plan of an ordinary tensor on a usable communicator; everything else takes the general way.
+        """
+        status = self._call(tensor, op, self._timeout)
+        if status == 0:
+            return tensor
+        if status > 0:
+            raise self._all_reduce_failed(status, tensor, op)
+        return self._all_reduce(tensor, op, None, None, False)
 
     def _all_reduce_failed(self, status: int, tensor: Any, op: str) -> Exception:
         name = buffers.pack(tensor, writable=True).dtype
@@ -84,7 +82,7 @@ class Collectives(Core):
             and not buffer.is_copy
             and not buffer.dtype.startswith("complex")
         ):
-            self._fast[tensor.dtype, n, op] = plan
+            self._remember(tensor, op, plan)
         return self._in_place(signature, buffer, op, timeout, async_op)
 
     def _in_place(

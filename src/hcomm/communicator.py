@@ -92,7 +92,7 @@ class Communicator(Exchanges, PointToPoint):
         )
         if level == "trace":
             self._tracing = True
-            self._fast = telling.NoShortcuts()
+            self._remember = lambda tensor, op, plan: None  # every call is told, so none is cut short
         self._who = who
         self._engine = engine
         self._uid = wiring.uid

@@ -87,10 +87,10 @@ class Core:
         self._algorithms = dict(algorithms)
         self._reporter = Reporter(native, rank, ranks, pids, name)
         self._plans: PlanCache[Signature, _native.Plan] = PlanCache()
-        # Plans of all_reduce on ordinary tensors, found without looking at anything else: (torch dtype,
-        # elements, operator). Whatever ends the communicator empties it, so a hit proves that the
-        # communicator is usable.
-        self._fast: PlanCache[tuple[Any, int, str], _native.Plan] = PlanCache()
+        # The core remembers plans of all_reduce on ordinary tensors. Whatever ends the communicator makes it
+        # forget them, so a hit proves that the communicator is usable.
+        self._call = native.call
+        self._remember = native.remember
         self._running: dict[int, Work] = {}
         self._sweep_at = 16
         self._broken: CommunicatorError | None = None
@@ -248,7 +248,7 @@ class Core:
         error = self._reporter.error(status, call, text)
         if not isinstance(error, MessageMismatch) or self._native.failure() is not None:
             self._broken = error
-            self._fast.clear()
+            self._native.forget()
             self._plans.clear()
         return error
 
@@ -259,7 +259,7 @@ class Core:
     def _end(self, reason: HcommError) -> None:
         """Every later use raises `reason`."""
         self._ended = reason
-        self._fast.clear()
+        self._native.forget()
         self._plans.clear()
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class Core:
     def _held(self) -> list[object]:
         """Objects of the core that a forked child must not destroy."""
         works = (work._op for work in self._running.values())
-        return [self._native, *self._plans.values(), *self._fast.values(), *works]
+        return [self._native, *self._plans.values(), *works]
 
     def _forked(self) -> None:
         """In a forked child: this process has no part in the job any more, and must not disturb it."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from hcomm.codes import DTYPES
 from hcomm.diagnose.report import describe
-from hcomm.plans import PlanCache
 
 
 def tell(line: str) -> None:
@@ -47,13 +46,6 @@ class TellingPlanner:
         what = call(operation, dtype, op, nbytes // DTYPES[dtype][1], root)
         tell(f"{self._who}: new plan: {what}: {choice.algorithm} ({choice.why})")
         return choice
-
-
-class NoShortcuts(PlanCache[Any, Any]):
-    """Stands in for the plans of the short way through all_reduce: with `trace`, every call is told."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        return
 
 
 def call(operation: str, dtype: str, op: str | None, elements: int, root: int | None) -> str:

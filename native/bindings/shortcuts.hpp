@@ -1,0 +1,66 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/program.hpp"
+
+namespace hcomm {
+
+struct DLTensor;
+
+/// Plans of operations in place on ordinary tensors, found by one look at the tensor.
+///
+/// A tensor is read through the table of C functions that its type offers (`__dlpack_c_exchange_api__`): no
+/// Python object is made. What is not plain contiguous CPU memory of a type that was remembered is not found,
+/// and takes the general way. Used under the GIL.
+class Shortcuts {
+  public:
+    Shortcuts() = default;
+    ~Shortcuts();
+    Shortcuts(const Shortcuts&) = delete;
+    Shortcuts& operator=(const Shortcuts&) = delete;
+
+    struct Hit {
+        const std::shared_ptr<const Plan>* plan;
+        void* data;
+    };
+    /// The plan for `tensor` and the operator `op` (a str).
+    std::optional<Hit> find(PyObject* tensor, PyObject* op) noexcept;
+    /// From now on tensors of this type, element type and length are found. Does nothing for a type without
+    /// the table, or a tensor that is not ordinary.
+    void remember(PyObject* tensor, PyObject* op, std::shared_ptr<const Plan> plan);
+    void clear() noexcept { plans_.clear(); }
+
+  private:
+    struct Key {
+        std::uint64_t count;
+        std::uint32_t dtype, op;
+        friend bool operator==(const Key&, const Key&) = default;
+    };
+    struct Hash {
+        std::size_t operator()(const Key& key) const noexcept {
+            const std::uint64_t h = (key.count + 1) * 0x9E3779B97F4A7C15ULL;
+            return h ^ (h >> 29) ^ (static_cast<std::uint64_t>(key.op) << 32 | key.dtype);
+        }
+    };
+    using Read = int (*)(void*, DLTensor*);
+
+    std::optional<std::pair<Key, void*>> look(PyObject* tensor, PyObject* op) const noexcept;
+    Read reader(PyTypeObject* type) const noexcept;
+
+    /// More shapes than this are rare; they are looked up in Python again.
+    static constexpr std::size_t kCapacity = 512;
+
+    std::vector<std::pair<PyTypeObject*, Read>> readers_;  ///< with a reference to each type
+    std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;
+};
+
+}  // namespace hcomm
