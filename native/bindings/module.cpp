@@ -38,6 +38,9 @@ struct CommHandle {
     std::shared_ptr<Comm> comm;
     pid_t pid;
     std::unique_ptr<Shortcuts> shortcuts = std::make_unique<Shortcuts>();
+    /// Tensors of so many bytes take the general way as long as they are not shared: Python takes note of
+    /// them.
+    std::size_t noted_bytes = SIZE_MAX;
 
     ~CommHandle() {
         // In a forked child there is no engine thread, and the connections belong to the parent.
@@ -99,7 +102,9 @@ std::shared_ptr<const Plan> make_plan(const CommHandle& self, nb::bytes program,
                                       std::uint64_t n_in, std::uint64_t n_out,
                                       std::vector<std::uint64_t> bounds_in,
                                       std::vector<std::uint64_t> bounds_out, std::uint64_t algorithm,
-                                      std::uint64_t agreed, std::uint64_t tile_bytes) {
+                                      std::uint64_t agreed, std::uint64_t tile_bytes,
+                                      const std::vector<bool>& reaches_input,
+                                      const std::vector<bool>& reaches_output, bool through_process) {
     OpHeader header;
     header.operation = static_cast<std::uint8_t>(operation);
     header.dtype = static_cast<std::uint8_t>(dtype);
@@ -109,7 +114,8 @@ std::shared_ptr<const Plan> make_plan(const CommHandle& self, nb::bytes program,
     header.algorithm = algorithm;
     header.agreed = agreed;
     const Sizes sizes{count, n_in, n_out, std::move(bounds_in), std::move(bounds_out)};
-    return self.comm->plan(view(program), view(fallback), header, sizes, tile_bytes);
+    return self.comm->plan(view(program), view(fallback), header, sizes, tile_bytes,
+                           {reaches_input, reaches_output, through_process});
 }
 
 int finish_call(Status status) {
@@ -135,6 +141,7 @@ int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t
 int call(const CommHandle& self, nb::handle tensor, nb::handle op, double timeout) {
     const auto hit = self.shortcuts->find(tensor.ptr(), op.ptr());
     if (!hit) return -1;
+    if (hit->bytes >= self.noted_bytes && !self.comm->is_shared(hit->data, hit->bytes)) return -1;
     std::shared_ptr<const Plan> plan = *hit->plan;
     return finish_call(without_gil(
         [&] { return self.comm->run(std::move(plan), hit->data, hit->data, timeout, check_signals); }));
@@ -191,6 +198,47 @@ nb::tuple address_of(nb::handle object, bool writable) {
     return result;
 }
 
+/// Memory shared with other ranks, as Python holds it.
+struct SegmentHandle {
+    std::shared_ptr<Engine> engine;
+    std::shared_ptr<Segment> segment;
+
+    ~SegmentHandle() {
+        // An operation that uses it keeps it alive; nothing else does.
+        if (segment) engine->release(*segment);
+    }
+};
+
+/// The buffer protocol: the memory itself, writable, kept alive by the view.
+int view_segment(PyObject* self, Py_buffer* view, int flags) {
+    const auto& segment = *nb::inst_ptr<SegmentHandle>(self)->segment;
+    return PyBuffer_FillInfo(view, self, reinterpret_cast<void*>(segment.begin()),
+                             static_cast<Py_ssize_t>(segment.end() - segment.begin()), 0, flags);
+}
+
+PyType_Slot segment_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(view_segment)}, {0, nullptr}};
+
+void define_memory(nb::module_& m) {
+    nb::class_<SegmentHandle>(m, "Segment", nb::type_slots(segment_slots))
+        .def_prop_ro("ptr", [](const SegmentHandle& s) { return s.segment->begin(); })
+        .def_prop_ro("nbytes", [](const SegmentHandle& s) { return s.segment->end() - s.segment->begin(); })
+        .def("release", [](const SegmentHandle& s) { return s.engine->release(*s.segment); });
+    m.def(
+        "allocate",
+        [](std::shared_ptr<Engine> engine, std::size_t bytes) {
+            auto segment = engine->memory().allocate(bytes);
+            return new SegmentHandle{std::move(engine), std::move(segment)};
+        },
+        "engine"_a, "nbytes"_a);
+    m.def(
+        "adopt",
+        [](std::shared_ptr<Engine> engine, std::uintptr_t address, std::size_t bytes) {
+            auto segment = engine->memory().adopt(address, bytes);
+            return new SegmentHandle{std::move(engine), std::move(segment)};
+        },
+        "engine"_a, "ptr"_a, "nbytes"_a);
+}
+
 struct Ranked {
     int rank;
     RankReport report;
@@ -245,7 +293,8 @@ void define_comm(nb::module_& m) {
              "label"_a = "")
         .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a,
              "root"_a, "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a,
-             "agreed"_a, "tile_bytes"_a)
+             "agreed"_a, "tile_bytes"_a, "reaches_input"_a = std::vector<bool>(),
+             "reaches_output"_a = std::vector<bool>(), "through_process"_a = true)
         .def("run", &run, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a)
         .def("call", &call, "tensor"_a.none(), "op"_a.none(), "timeout"_a)
         .def(
@@ -254,6 +303,7 @@ void define_comm(nb::module_& m) {
                 c.shortcuts->remember(tensor.ptr(), op.ptr(), std::move(plan));
             },
             "tensor"_a, "op"_a, "plan"_a)
+        .def_rw("noted_bytes", &CommHandle::noted_bytes)
         .def("forget", [](const CommHandle& c) { c.shortcuts->clear(); })
         .def("start", &start, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a, "where"_a)
         .def("send", &send, "dst"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
@@ -268,6 +318,13 @@ void define_comm(nb::module_& m) {
             "text"_a)
         .def(
             "bytes_sent", [](const CommHandle& c, int rank) { return c.comm->bytes_sent(rank); }, "rank"_a)
+        .def(
+            "share",
+            [](const CommHandle& c, std::uintptr_t address, std::size_t bytes, double timeout) {
+                const nb::gil_scoped_release release;
+                return c.comm->share(reinterpret_cast<const void*>(address), bytes, timeout);
+            },
+            "ptr"_a, "nbytes"_a, "timeout"_a)
         .def("shared_bytes", [](const CommHandle& c) { return c.comm->shared_bytes(); })
         .def("lost", [](const CommHandle& c) { return c.comm->lost(); })
         .def(
@@ -317,10 +374,18 @@ NB_MODULE(_native, m) {
     m.def("address_of", &address_of, "buffer"_a, "writable"_a);
     nb::class_<Engine>(m, "Engine")
         .def("__init__", [](Engine* self) { new (self) Engine(); })
+        .def(
+            "is_shared",
+            [](Engine& e, std::uintptr_t address, std::size_t bytes) {
+                return e.memory().find(reinterpret_cast<const void*>(address), bytes) != nullptr;
+            },
+            "ptr"_a, "nbytes"_a)
+        .def("part_from_parent", [](Engine& e) { e.memory().part_from_parent(); })
         .def("close", [](Engine& e) {
             const nb::gil_scoped_release release;
             e.close();
         });
+    define_memory(m);
     define_comm(m);
     define_failure(m);
 }

@@ -109,7 +109,7 @@ std::optional<Shortcuts::Hit> Shortcuts::find(PyObject* tensor, PyObject* op) no
     if (!seen) return {};
     const auto place = plans_.find(seen->first);
     if (place == plans_.end()) return {};
-    return Hit{&place->second, seen->second};
+    return Hit{&place->second, seen->second, seen->first.count * ((seen->first.dtype & 0xFF) / 8)};
 }
 
 void Shortcuts::remember(PyObject* tensor, PyObject* op, std::shared_ptr<const Plan> plan) {

@@ -31,6 +31,7 @@ class Shortcuts {
     struct Hit {
         const std::shared_ptr<const Plan>* plan;
         void* data;
+        std::size_t bytes;
     };
     /// The plan for `tensor` and the operator `op` (a str).
     std::optional<Hit> find(PyObject* tensor, PyObject* op) noexcept;

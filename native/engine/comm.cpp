@@ -52,7 +52,8 @@ Comm::~Comm() = default;
 
 std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program,
                                        std::span<const std::byte> fallback, const OpHeader& header,
-                                       const Sizes& sizes, std::uint64_t tile_bytes) const {
+                                       const Sizes& sizes, std::uint64_t tile_bytes,
+                                       const Access& access) const {
     auto plan = std::make_shared<Plan>();
     plan->dtype = static_cast<DType>(header.dtype);
     plan->op = static_cast<ReduceOp>(header.op);
@@ -73,6 +74,12 @@ std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program,
     plan->program = bind(program);
     plan->has_fallback = !fallback.empty();
     if (plan->has_fallback) plan->fallback = bind(fallback);
+    plan->access = access;
+    for (auto* ranks : {&plan->access.input, &plan->access.output}) {
+        if (ranks->empty()) ranks->assign(peers_.size(), true);
+        if (ranks->size() != peers_.size())
+            throw std::invalid_argument("access must be told for every rank, or for none");
+    }
     plan->header = header;
     plan->header.signature = signature_of(header);
     const bool reachable =

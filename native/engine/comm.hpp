@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -55,8 +56,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     ~Comm();
 
     std::shared_ptr<const Plan> plan(std::span<const std::byte> program, std::span<const std::byte> fallback,
-                                     const OpHeader& header, const Sizes& sizes,
-                                     std::uint64_t tile_bytes) const;
+                                     const OpHeader& header, const Sizes& sizes, std::uint64_t tile_bytes,
+                                     const Access& access = {}) const;
 
     Status run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
                const Interrupt& interrupt);
@@ -82,6 +83,14 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::vector<int> lost() const;
     /// What this rank is in, in words; empty if in nothing (or if that cannot be told right now).
     std::string activity();
+
+    /// Offers the segment that holds this memory to all local ranks, and waits until all have mapped it.
+    /// Empty, or why that failed.
+    std::string share(const void* address, std::size_t bytes, double timeout);
+    /// This memory lies in a segment of this rank, whether or not it has been offered here.
+    bool is_shared(const void* address, std::size_t bytes) const;
+    /// This rank uses the segment no more.
+    void unshare(std::uint64_t segment) noexcept;
 
     int rank() const noexcept { return config_.rank; }
     int size() const noexcept { return config_.size; }
@@ -144,6 +153,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void check_stale();
     std::string recent() const;
     void reserve_scratch(std::size_t bytes);
+    std::shared_ptr<Segment> shared_segment(const void* address, std::size_t bytes);
+    bool offer_segment(const Segment& segment);
+    void on_share(Peer& peer, const ShareNote& note);
+    void on_shared(const Peer& peer, const ShareNote& note);
     Peer& peer(int rank) noexcept { return *peers_[static_cast<std::size_t>(rank)]; }
     Window& own() noexcept { return *own_; }
     Clock::time_point deadline(double timeout) const;
@@ -172,6 +185,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
     int sleepers_ = 0;  ///< drivers that are about to sleep: a full link must wake them when there is room
     bool timing_out_ = false;
     std::atomic<int> poll_drivers_{0};
+
+    /// Segments offered to the local peers.
+    struct Sharing {
+        std::size_t waiting = 0;   ///< peers that have not answered
+        std::vector<int> refused;  ///< those that could not map it
+    };
+    std::mutex sharing_mutex_;
+    std::condition_variable sharing_cv_;
+    std::map<std::uint64_t, Sharing> sharing_;
 
     // What others may read at any time.
     SharedHeader recent_[kRecent];         ///< the operations last begun

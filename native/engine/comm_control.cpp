@@ -117,6 +117,17 @@ void Comm::on_frame(Peer& peer, const ControlFrame& frame) {
             wake_self();
             return;
         }
+        case ControlKind::Share:
+        case ControlKind::Shared:
+        case ControlKind::Unshare: {
+            ShareNote note;
+            if (frame.body.size() == sizeof note) std::memcpy(&note, frame.body.data(), sizeof note);
+            if (frame.kind == ControlKind::Share) return on_share(peer, note);
+            if (frame.kind == ControlKind::Shared) return on_shared(peer, note);
+            const std::lock_guard lock(peer.segments_mutex);
+            peer.segments.erase(note.segment);
+            return;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -14,6 +15,8 @@ namespace {
 constexpr std::uint32_t kMagic = 0x4843544C;
 constexpr std::uint32_t kMaxBody = 16 << 10;
 constexpr std::size_t kMaxText = 4 << 10;
+/// Descriptors that may wait to be taken; a peer that sends more sends garbage.
+constexpr std::size_t kMaxFds = 1024;
 
 struct FrameHeader {
     std::uint32_t magic;
@@ -143,6 +146,10 @@ bool ControlChannel::send(ControlKind kind, std::span<const std::byte> body) noe
     const auto* p = reinterpret_cast<const std::byte*>(&header);
     unsent_.insert(unsent_.end(), p, p + sizeof header);
     unsent_.insert(unsent_.end(), body.begin(), body.end());
+    return send_unsent();
+}
+
+bool ControlChannel::send_unsent() noexcept {
     std::size_t sent = 0;
     for (int tries = 0; sent < unsent_.size() && tries < 10;) {
         const ssize_t n =
@@ -162,6 +169,41 @@ bool ControlChannel::send(ControlKind kind, std::span<const std::byte> body) noe
     return unsent_.empty();
 }
 
+bool ControlChannel::send(ControlKind kind, std::span<const std::byte> body, int fd) noexcept {
+    const FrameHeader header{kMagic, kind, 0, static_cast<std::uint32_t>(body.size())};
+    const std::lock_guard lock(sending_);
+    // The descriptor travels with the first byte, which must be the frame's own.
+    if (!send_unsent()) return false;
+    const auto* p = reinterpret_cast<const std::byte*>(&header);
+    unsent_.assign(p, p + sizeof header);
+    unsent_.insert(unsent_.end(), body.begin(), body.end());
+    iovec data{unsent_.data(), unsent_.size()};
+    alignas(cmsghdr) char space[CMSG_SPACE(sizeof fd)] = {};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = space;
+    message.msg_controllen = sizeof space;
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+    ssize_t n = -1;
+    for (int tries = 0; n < 0 && tries < 10; ++tries) {
+        n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) break;
+        pollfd p1{fd_.get(), POLLOUT, 0};
+        ::poll(&p1, 1, 10);
+    }
+    if (n < 0) {
+        unsent_.clear();
+        return false;
+    }
+    unsent_.erase(unsent_.begin(), unsent_.begin() + n);
+    return send_unsent();
+}
+
 void ControlChannel::ding() noexcept {
     const FrameHeader header{kMagic, ControlKind::Ding, 0, 0};
     const std::unique_lock lock(sending_, std::try_to_lock);
@@ -174,15 +216,49 @@ void ControlChannel::ding() noexcept {
     }
 }
 
+/// Like recv(2); descriptors that come along are kept.
+ssize_t ControlChannel::receive_some(std::span<std::byte> into) noexcept {
+    constexpr std::size_t kMost = 8;
+    iovec data{into.data(), into.size()};
+    alignas(cmsghdr) char space[CMSG_SPACE(kMost * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = space;
+    message.msg_controllen = sizeof space;
+    const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0) return n;
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+        int fds[kMost];
+        const std::size_t count = std::min(kMost, (part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        std::memcpy(fds, CMSG_DATA(part), count * sizeof(int));
+        for (std::size_t i = 0; i < count; ++i) {
+            Fd fd(fds[i]);
+            if (received_fds_.size() < kMaxFds) received_fds_.push_back(std::move(fd));
+        }
+    }
+    return n;
+}
+
+Fd ControlChannel::take_fd() noexcept {
+    if (received_fds_.empty()) return Fd();
+    Fd fd = std::move(received_fds_.front());
+    received_fds_.pop_front();
+    return fd;
+}
+
 bool ControlChannel::receive(std::vector<ControlFrame>& frames) {
     std::byte chunk[4096];
     bool open = true;
     for (;;) {
-        const ssize_t n = ::recv(fd_.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+        const ssize_t n = receive_some(chunk);
         if (n > 0) {
+            // A message with a descriptor is handed out alone, however short.
             input_.insert(input_.end(), chunk, chunk + n);
-            if (static_cast<std::size_t>(n) == sizeof chunk) continue;
-        } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+            continue;
+        }
+        if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
             open = false;
         }
         break;

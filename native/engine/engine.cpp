@@ -103,6 +103,19 @@ void Engine::close() {
     wake_.reset();
 }
 
+bool Engine::release(const Segment& segment) {
+    const std::uint64_t id = segment.id;
+    if (!memory_.release(segment)) return false;
+    if (is_child()) return true;
+    std::vector<std::shared_ptr<Comm>> comms;
+    {
+        const std::lock_guard lock(mutex_);
+        comms = comms_;
+    }
+    for (const auto& comm : comms) comm->unshare(id);
+    return true;
+}
+
 void Engine::loop() {
     std::vector<std::shared_ptr<Comm>> comms;
     while (!stop_) {

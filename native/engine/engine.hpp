@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/memory.hpp"
 #include "links/fd.hpp"
 
 namespace hcomm {
@@ -36,6 +37,10 @@ class Engine {
     /// Closes every communicator and ends the thread. Idempotent; in a forked child it does nothing.
     void close();
 
+    Memory& memory() noexcept { return memory_; }
+    /// Takes a segment back from everybody. False if an operation uses it now.
+    bool release(const Segment& segment);
+
   private:
     void loop();
     void work(const std::vector<std::shared_ptr<Comm>>& comms);
@@ -43,6 +48,7 @@ class Engine {
     bool is_child() const noexcept;
 
     const pid_t pid_;
+    Memory memory_;
     Fd wake_;
     std::mutex mutex_;
     std::vector<std::shared_ptr<Comm>> comms_;

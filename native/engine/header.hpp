@@ -17,13 +17,13 @@ struct OpHeader {
     std::uint64_t count = 0;  ///< elements
     std::uint64_t algorithm = 0;  ///< hash of the chosen algorithm and its options
     std::uint64_t agreed = 0;     ///< hash of other agreed data (uneven sizes, ...)
-    std::uint64_t first = 0;      ///< window: address of the input; stream: bytes of this message
-    std::uint64_t second = 0;     ///< window: address of the output; stream: kMessageMagic
+    std::uint64_t first = 0;      ///< window: where the input is; stream: bytes of this message
+    std::uint64_t second = 0;     ///< window: where the output is; stream: kMessageMagic
     std::int32_t root = -1;
     std::uint8_t operation = 0;
     std::uint8_t dtype = 0;
     std::uint8_t op = 0;
-    std::uint8_t flags = 0;  ///< kFused, kOffersAccess
+    std::uint8_t flags = 0;  ///< kFused, kOffersAccess, …
 
     friend bool operator==(const OpHeader&, const OpHeader&) = default;
 };
@@ -31,7 +31,10 @@ static_assert(sizeof(OpHeader) == 64);
 
 inline constexpr std::uint64_t kMessageMagic = 0x48434F4D4D4D5347ULL;
 inline constexpr std::uint8_t kFused = 1;  ///< publishing the header was this rank's first post to everybody
-inline constexpr std::uint8_t kOffersAccess = 2;  ///< peers may reach this rank's buffers directly
+inline constexpr std::uint8_t kOffersAccess =
+    2;  ///< peers reach this rank's ordinary memory through its process
+/// The input, the output lie in a segment that all local peers have mapped: `first`, `second` say where.
+inline constexpr std::uint8_t kSharesInput = 4, kSharesOutput = 8;
 
 /// An OpHeader that one thread writes and others read at any time; `seq` is written last.
 class SharedHeader {

@@ -18,6 +18,14 @@ constexpr std::uint64_t kReducePiece = 8 << 10;
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
 
+/// Whether nothing comes before the first meeting of the clique: what comes before it must not be passed
+/// over.
+bool begins_with_meeting(const BoundProgram& program) {
+    const BoundBlock* first = program.blocks.empty() ? nullptr : &program.blocks.front();
+    return first && first->tile == 0 && !first->steps.empty() &&
+           first->steps.front().kind == StepKind::Meet && first->steps.front().fused;
+}
+
 }  // namespace
 
 Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in, std::byte* out,
@@ -28,7 +36,8 @@ Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in
       in_(in),
       out_(out),
       header_(plan_->header),
-      item_(size_of(plan_->dtype)) {
+      item_(size_of(plan_->dtype)),
+      in_place_(in == out) {
     header_.seq = seq;
 }
 
@@ -60,20 +69,66 @@ bool Operation::begin() {
     for (Peer* peer : comm_.local_) peer->posts = peer->awaits = 0;
     header_.first = reinterpret_cast<std::uint64_t>(in_);
     header_.second = reinterpret_cast<std::uint64_t>(out_);
+    if (plan_->has_fallback) offer();
     header_.signature = chain_signatures(comm_.history_, plan_->header.signature);
     comm_.history_ = header_.signature;
     begun_ = true;
     comm_.recent_[header_.seq % kRecent].publish(header_);
     comm_.begun_.store(header_.seq, std::memory_order_release);
-    if (!program_->fused || plan_->has_fallback) publish(0);
     chosen_ = !plan_->has_fallback;
+    if (plan_->has_fallback && !is_offered(header_, comm_.rank())) {
+        program_ = &plan_->fallback;
+        chosen_ = true;
+    }
+    if (!program_->fused || !chosen_) publish(0);
     return true;
 }
 
-/// With two programs to choose from, all headers are read first; every rank comes to the same choice.
+/// Says in the header where this rank's input and output are shared, as far as others reach into them.
+void Operation::offer() {
+    const auto me = static_cast<std::size_t>(comm_.rank());
+    const auto show = [&](Shown& shown, const std::byte* data, std::uint64_t count, std::uint64_t& place) {
+        auto segment = comm_.shared_segment(data, count * item_);
+        if (!segment) return false;
+        place = pack_place(segment->id, segment->offset(reinterpret_cast<std::uintptr_t>(data)));
+        shown.show(std::move(segment), data, count * item_);
+        return true;
+    };
+    if (plan_->access.input[me] && show(shown_in_, in_, plan_->n_in, header_.first))
+        header_.flags |= kSharesInput;
+    if (plan_->access.output[me] && show(shown_out_, out_, plan_->n_out, header_.second))
+        header_.flags |= kSharesOutput;
+}
+
+/// Whether this header offers all that the program needs of its rank.
+bool Operation::is_offered(const OpHeader& header, int rank) const noexcept {
+    const auto r = static_cast<std::size_t>(rank);
+    if (plan_->access.through_process && (header.flags & kOffersAccess)) return true;
+    return (!plan_->access.input[r] || (header.flags & kSharesInput)) &&
+           (!plan_->access.output[r] || (header.flags & kSharesOutput));
+}
+
+void Operation::Shown::show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length) {
+    reset();
+    segment = std::move(where);
+    begin = reinterpret_cast<std::uintptr_t>(address);
+    bytes = length;
+    ++segment->users;
+    segment->mirror(begin, bytes);
+}
+
+void Operation::Shown::reset() noexcept {
+    if (segment) --segment->users;
+    segment.reset();
+}
+
+/// With two programs to choose from, the headers of all ranks that have something to offer are read first;
+/// every rank comes to the same choice. One whose own offer falls short knows it at once.
 bool Operation::choose_program() {
-    bool everybody = header_.flags & kOffersAccess;
+    bool everybody = true;
     for (Peer* peer : comm_.local_) {
+        const auto r = static_cast<std::size_t>(peer->rank);
+        if (!plan_->access.input[r] && !plan_->access.output[r]) continue;
         if (peer->checked != header_.seq) {
             const SharedHeader& slot = peer->window->control().headers[header_.seq % kHeaderSlots];
             if (slot.seq() != header_.seq) {
@@ -84,11 +139,50 @@ bool Operation::choose_program() {
             peer->header = slot.read();
             peer->checked = header_.seq;
         }
-        everybody = everybody && (peer->header.flags & kOffersAccess);
+        everybody = everybody && is_offered(peer->header, peer->rank);
     }
-    if (!everybody) program_ = &plan_->fallback;
     chosen_ = true;
+    if (everybody) {
+        reach_into_peers();
+    } else {
+        program_ = &plan_->fallback;
+        shown_in_.reset();
+        shown_out_.reset();
+    }
     return true;
+}
+
+/// Finds the peers' inputs and outputs in the mappings of what they share, and this rank's own in its.
+void Operation::reach_into_peers() {
+    const auto reach = [&](Peer& peer, bool shared, std::uint64_t place) {
+        if (!shared) return Peer::Reach{};
+        const auto [segment, offset] = unpack_place(place);
+        const std::lock_guard lock(peer.segments_mutex);
+        const auto found = peer.segments.find(segment);
+        if (found == peer.segments.end() || offset > found->second.second)
+            comm_.raise({Status::System,
+                         header_.seq,
+                         {peer.rank},
+                         "rank " + std::to_string(peer.rank) + " offers memory that it has not shared"});
+        const auto& [mapping, bytes] = found->second;
+        return Peer::Reach{mapping, mapping->data() + offset, bytes - offset};
+    };
+    for (Peer* peer : comm_.local_) {
+        const auto r = static_cast<std::size_t>(peer->rank);
+        const auto flags = peer->header.flags;
+        peer->input = reach(*peer, plan_->access.input[r] && (flags & kSharesInput), peer->header.first);
+        peer->output = reach(*peer, plan_->access.output[r] && (flags & kSharesOutput), peer->header.second);
+    }
+    if (shown_in_.segment) in_ = shown_in_.segment->alias(shown_in_.begin);
+    if (shown_out_.segment) out_ = shown_out_.segment->alias(shown_out_.begin);
+    // One memory, one mapping of it: the ragged ends differ between the two until the operation is complete.
+    if (in_place_ && shown_out_.segment) in_ = out_;
+    if (in_place_ && shown_in_.segment) out_ = in_;
+    // Everybody waited for everybody: the meeting that the program begins with has taken place.
+    const auto all = [](const std::vector<bool>& ranks) {
+        return std::all_of(ranks.begin(), ranks.end(), [](bool r) { return r; });
+    };
+    implied_ = begins_with_meeting(*program_) && (all(plan_->access.input) || all(plan_->access.output));
 }
 
 void Operation::publish(std::uint8_t flags) {
@@ -178,10 +272,19 @@ Operation::Place Operation::place(const BoundBlock& block, const Operand& operan
     const bool input = operand.space == Space::Input;
     if (mine) return {(input ? in_ : out_) + offset, nullptr, 0, count};
     Peer& owner = comm_.peer(operand.owner);
+    if (const Peer::Reach& reach = input ? owner.input : owner.output; reach.data) {
+        if (offset + count * item_ > reach.bytes)
+            comm_.raise({Status::System,
+                         header_.seq,
+                         {owner.rank},
+                         "rank " + std::to_string(owner.rank) + " offers less memory than its tensor has"});
+        return {reach.data + offset, nullptr, 0, count};
+    }
     return {nullptr, &owner, (input ? owner.header.first : owner.header.second) + offset, count};
 }
 
 void Operation::post(const BoundStep& step) {
+    if (step.fused && implied_) return;
     if (step.fused && !published_) {
         publish(kFused);
         return;
@@ -221,7 +324,7 @@ bool Operation::await(Peer& peer) {
         if (peer.header.signature != header_.signature) comm_.mismatch(header_, peer.rank, peer.header);
         peer.checked = header_.seq;
     }
-    const std::uint64_t needed = peer.awaits + 1 - (peer.header.flags & kFused ? 1 : 0);
+    const std::uint64_t needed = peer.awaits + 1 - (implied_ || (peer.header.flags & kFused) ? 1 : 0);
     if (needed > 0) {
         // Acquire: pairs with the release store in `post`; what the peer did before is visible.
         const auto posted = peer.window->posted(comm_.local_index_).load(std::memory_order_acquire);
@@ -413,6 +516,11 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
 void Operation::complete() {
     // An operation without a sync step still shows its header, so that a peer in another operation finds out.
     if (!published_ && !comm_.local_.empty()) publish(0);
+    const Shown& written = in_place_ && !shown_out_.segment ? shown_in_ : shown_out_;
+    if (written.segment) written.segment->unmirror(written.begin, written.bytes);
+    shown_in_.reset();
+    shown_out_.reset();
+    for (Peer* peer : comm_.local_) peer->input = peer->output = {};
     comm_.finished(header_.seq);
 }
 

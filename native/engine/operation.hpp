@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/header.hpp"
+#include "engine/memory.hpp"
 #include "engine/program.hpp"
 #include "engine/task.hpp"
 
@@ -35,6 +36,9 @@ class Operation final : public Task {
   private:
     bool begin();
     bool choose_program();
+    void offer();
+    bool is_offered(const OpHeader& header, int rank) const noexcept;
+    void reach_into_peers();
     bool run_block(const BoundBlock& block);
     bool run_step(const BoundBlock& block, const BoundStep& step, std::uint64_t tile);
     bool run_sync(const BoundStep& step);
@@ -61,6 +65,21 @@ class Operation final : public Task {
     const BoundProgram* program_;
     std::byte* in_;
     std::byte* out_;
+    /// Where the user's input and output lie, if they are shared for this operation, which then works on the
+    /// segment's own mapping of them.
+    struct Shown {
+        Shown() = default;
+        Shown(const Shown&) = delete;
+        Shown& operator=(const Shown&) = delete;
+        ~Shown() { reset(); }
+        void show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length);
+        void reset() noexcept;
+
+        std::shared_ptr<Segment> segment;
+        std::uintptr_t begin = 0;
+        std::size_t bytes = 0;
+    };
+    Shown shown_in_, shown_out_;
     OpHeader header_;
     std::size_t item_;
     bool begun_ = false, published_ = false, chosen_ = false;
@@ -69,6 +88,8 @@ class Operation final : public Task {
     std::uint64_t progress_ = 0;  ///< within the step: ranks met, or bytes received
     bool in_body_ = false;        ///< within a receive: the header has been read
     bool posted_ = false;         ///< within a meet: the post is done
+    const bool in_place_;
+    bool implied_ = false;  ///< all have shown their headers first: that was everybody's first post
     Peer* waiting_ = nullptr;
 };
 

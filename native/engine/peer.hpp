@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 #include "engine/control.hpp"
 #include "engine/futex.hpp"
@@ -42,6 +45,17 @@ class Peer final : public Bell {
     std::uint64_t checked = 0;  ///< the operation whose header has been compared
     OpHeader header;            ///< what it said then
     std::uint64_t posts = 0, awaits = 0;
+    /// Its input and output, where they are shared and the operation reaches into them.
+    struct Reach {
+        std::shared_ptr<Mapping> mapping;
+        std::byte* data = nullptr;
+        std::size_t bytes = 0;  ///< up to the end of the mapping
+    };
+    Reach input, output;
+
+    // What it has shared; written by the engine's thread.
+    std::mutex segments_mutex;
+    std::map<std::uint64_t, std::pair<std::shared_ptr<Mapping>, std::size_t>> segments;
 
     // Liveness; written by the engine's thread and by whoever finds a stream ended.
     std::atomic<std::int64_t> lost_at{0};  ///< when its end was noticed (Clock), 0: it is there

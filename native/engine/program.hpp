@@ -116,11 +116,19 @@ struct BoundProgram {
                              std::uint64_t tile_bytes);
 };
 
+/// What ranks must offer for a program that reaches into the memory of others.
+struct Access {
+    /// By rank: whether others reach into its input, its output. Empty: into everybody's.
+    std::vector<bool> input, output;
+    bool through_process = true;  ///< reaching it through its process is good enough
+};
+
 /// A plan: the bound program, one to fall back on, and the header that every call of it carries.
 struct Plan {
     BoundProgram program;
     BoundProgram fallback;  ///< for when not everybody offers access
     bool has_fallback = false;
+    Access access;  ///< for `program`
     OpHeader header;
     DType dtype;
     ReduceOp op;

@@ -44,6 +44,7 @@ from hcomm.functions import (
     barrier_async,
     broadcast,
     broadcast_async,
+    empty,
     gather,
     gather_async,
     new_group,
@@ -53,9 +54,12 @@ from hcomm.functions import (
     reduce_async,
     reduce_scatter,
     reduce_scatter_async,
+    register,
     scatter,
     scatter_async,
     send,
+    unregister,
+    zeros,
 )
 from hcomm.planning.builder import Builder
 from hcomm.planning.custom import algorithm
@@ -119,6 +123,7 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "default_communicator",
+    "empty",
     "finalize",
     "gather",
     "gather_async",
@@ -136,8 +141,11 @@ __all__ = [
     "reduce_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "register",
     "scatter",
     "scatter_async",
     "send",
+    "unregister",
     "world_size",
+    "zeros",
 ]

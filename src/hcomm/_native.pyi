@@ -44,6 +44,12 @@ class Report:
 
 class Engine:
     def __init__(self) -> None: ...
+    def is_shared(self, ptr: int, nbytes: int) -> bool:
+        """Whether all of this memory lies in one segment."""
+
+    def part_from_parent(self) -> None:
+        """In a forked child: what is shared with the parent becomes the child's own."""
+
     def close(self) -> None: ...
 
 class Plan: ...
@@ -56,6 +62,23 @@ class Op:
     text: str  # why a message failed (MESSAGE_MISMATCH)
     def wait(self, timeout: float) -> int:
         """Status; -1 when `timeout` seconds passed and it is still running (negative timeout: no limit)."""
+
+class Segment:
+    """Memory that other ranks can map; has the buffer protocol. Shared until it is released or destroyed."""
+
+    ptr: int
+    nbytes: int
+
+    def release(self) -> bool:
+        """Take it back from everybody. False if an operation uses it: then nothing happens."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def allocate(engine: Engine, nbytes: int) -> Segment:
+    """New memory, zero. Raises OSError."""
+
+def adopt(engine: Engine, ptr: int, nbytes: int) -> Segment:
+    """Share existing memory in place. Raises ValueError where that cannot be, OSError."""
 
 class Comm:
     def __init__(
@@ -92,6 +115,9 @@ class Comm:
         algorithm: int,
         agreed: int,
         tile_bytes: int,
+        reaches_input: list[bool] = ...,
+        reaches_output: list[bool] = ...,
+        through_process: bool = True,
     ) -> Plan:
         """Bind a program to sizes. `agreed`: u64 hash of everything else that ranks must agree on (0 if nothing).
 
@@ -112,6 +138,12 @@ class Comm:
 
     def remember(self, tensor: object, op: str, plan: Plan) -> None:
         """From now on `call` runs `plan` for tensors of this type, element type and length."""
+
+    noted_bytes: int
+    """From this size on, `call` finds tensors in shared memory only (default: no limit)."""
+
+    def share(self, ptr: int, nbytes: int, timeout: float) -> str:
+        """Offer the segment that holds this memory to the local ranks; '' when all have mapped it, or why not."""
 
     def forget(self) -> None:
         """Forget what was remembered."""

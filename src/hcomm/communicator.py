@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hcomm import _native
+from hcomm import _native, memory
+from hcomm.buffers import Buffer
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
@@ -103,6 +104,32 @@ class Communicator(Exchanges, PointToPoint):
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
         self._costs = Costs()
+        if settings.text("AUTO_REGISTER") == "on" and len(clique) == wiring.size > 1:
+            self._automatic = memory.Automatic(self, engine)
+            self._noted_bytes = native.noted_bytes = memory.Automatic.LEAST
+
+    def _note(self, source: Buffer | None, target: Buffer | None) -> None:
+        for buffer in (source, target):
+            if buffer is not None and buffer.family.name == "torch" and not buffer.is_copy and buffer.count:
+                self._automatic.note(buffer.array)
+            if source is target:
+                break
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """A tensor or array in memory that this communicator's ranks on one host share; see `hcomm.empty`."""
+        return memory.empty(self, self._engine, shape, dtype)
+
+    def zeros(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """The same, filled with zeros."""
+        return memory.empty(self, self._engine, shape, dtype)
+
+    def register(self, tensor: Any) -> Any:
+        """Share the memory of `tensor` in place; see `hcomm.register`."""
+        return memory.register(self, self._engine, tensor)
+
+    def unregister(self, tensor: Any) -> None:
+        """Undo one `register` of `tensor`; see `hcomm.unregister`."""
+        memory.unregister(self, self._engine, tensor)
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]

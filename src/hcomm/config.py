@@ -133,6 +133,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Bytes of shared memory each rank gives to each communicator, 64KB to 1TB.",
         ("HCCL_BUFFER_SIZE",),
     ),
+    Setting(
+        "AUTO_REGISTER",
+        _choice(
+            "on", "off", **{"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
+        ),
+        "on",
+        "Share the memory of large tensors of torch that come back with the same storage, in place: on or off (1, 0).",
+    ),
     Setting("JOB_SECRET", _text, "", "Secret that every connection must prove to know.", secret=True),
     Setting("JOB_ID", _text, "", "Name of the job; connections from another job are refused."),
     Setting(

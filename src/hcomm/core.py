@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -40,6 +41,12 @@ class Choice(Protocol):
     def hash(self) -> int: ...
     @property
     def tile_bytes(self) -> int: ...
+    @property
+    def reaches_input(self) -> Sequence[bool]: ...
+    @property
+    def reaches_output(self) -> Sequence[bool]: ...
+    @property
+    def through_process(self) -> bool: ...
 
 
 class Planner(Protocol):
@@ -91,6 +98,8 @@ class Core:
         # forget them, so a hit proves that the communicator is usable.
         self._call = native.call
         self._remember = native.remember
+        # Large tensors of torch are taken note of, so that those that come back can be shared.
+        self._noted_bytes = sys.maxsize
         self._running: dict[int, Work] = {}
         self._sweep_at = 16
         self._broken: CommunicatorError | None = None
@@ -174,6 +183,9 @@ class Core:
             algorithm=choice.hash,
             agreed=s.agreed,
             tile_bytes=choice.tile_bytes,
+            reaches_input=list(choice.reaches_input),
+            reaches_output=list(choice.reaches_output),
+            through_process=choice.through_process,
         )
         self._plans[signature] = plan
         return plan
@@ -203,6 +215,8 @@ class Core:
             self._trace(describe())
         seconds = self._seconds(timeout)
         plan = self._plan(signature)
+        if signature.nbytes >= self._noted_bytes:
+            self._note(source, target)
         in_address = source.address if source is not None else 0
         out_address = target.address if target is not None else 0
         if async_op:
@@ -213,6 +227,9 @@ class Core:
         if status:
             raise self._fail(status, Call(_said(describe, signature), caller(), seconds))
         return complete()
+
+    def _note(self, source: Buffer | None, target: Buffer | None) -> None:
+        """Large tensors are about to be used; see `Communicator._note`."""
 
     def _track(self, op: _native.Op, call: Call, kept: Any, complete: Callable[[], Any]) -> Work:
         """A Work that this communicator keeps alive, with its buffers, until the operation is complete."""

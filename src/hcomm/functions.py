@@ -322,3 +322,62 @@ def new_group(
     return comm.new_group(
         ranks, transport=transport, algorithm=algorithm, timeout=timeout, buffer_size=buffer_size, name=name
     )
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "float32", *, group: Group = None) -> Any:
+    """A tensor or array in memory that the ranks of a host share: collectives on it, or on slices of it, move bytes
+    straight between the ranks' buffers, if it is so on every rank.
+
+    It is an ordinary tensor in every other respect, and lives as long as any view of it. Not a collective: every rank
+    makes its own. A forked child sees it copied on write.
+
+    Args:
+        shape: as of torch.empty; an integer is the length of a vector.
+        dtype: of torch: a tensor; of NumPy (or what NumPy takes for one): an array; a name such as "bfloat16": a
+            tensor if torch is loaded, else an array.
+        group: whose ranks map it at once (default: all); the ranks of other groups do so at the first operation.
+
+    Returns:
+        The tensor or array; its content is zero.
+
+    Raises:
+        UnsupportedBuffer: the element type is not one of hcomm's.
+        OSError: the system gives no such memory.
+    """
+    return (group or state.communicator).empty(shape, dtype)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = "float32", *, group: Group = None) -> Any:
+    """Like `empty`, filled with zeros."""
+    return (group or state.communicator).zeros(shape, dtype)
+
+
+def register(tensor: Any, *, group: Group = None) -> Any:
+    """Share the memory of an existing tensor in place, so that collectives on it are as fast as on one of `empty`.
+
+    All of its storage is shared (of NumPy: the array that owns the data), so that views and slices count, too. Address
+    and content stay; nothing may write to it during the call. It is kept alive, and shared, until `unregister` was
+    called as often, or until `finalize`. It must not be resized meanwhile. A forked child has its own copy.
+
+    Args:
+        tensor: of torch on the CPU, or an array of NumPy.
+        group: as of `empty`.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        UnsupportedBuffer: the memory cannot be shared in place: it is mapped from a file, shared already by somebody
+            else, read-only, or holds no whole page (4 KiB).
+        OSError: the system gives no memory.
+    """
+    return (group or state.communicator).register(tensor)
+
+
+def unregister(tensor: Any, *, group: Group = None) -> None:
+    """Undo one `register`: the memory is private again, with the content that it has.
+
+    Raises:
+        ValueError: it is not registered, or an operation on it is not complete.
+    """
+    (group or state.communicator).unregister(tensor)

@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from hcomm import _native, config, ending
+from hcomm import _native, config, ending, memory
 from hcomm.communicator import Communicator, agreed_settings
 from hcomm.errors import AlreadyInitialized, ForkedProcess, NotInitialized
 
@@ -242,6 +242,7 @@ def _at_exit() -> None:
 def _close(*, exiting: bool) -> None:
     ending.close_all(exiting=exiting)
     if state.engine is not None:
+        memory.release_all(state.engine)
         state.engine.close()
     if state.job is not None:
         state.job.close()

@@ -167,7 +167,15 @@ class Planner:
     """Stands in for the planner, so that these tests do not depend on any algorithm."""
 
     def choose(self, *asked: Any) -> Any:
-        return SimpleNamespace(program=b"", fallback=b"", hash=1, tile_bytes=0)
+        return SimpleNamespace(
+            program=b"",
+            fallback=b"",
+            hash=1,
+            tile_bytes=0,
+            reaches_input=(),
+            reaches_output=(),
+            through_process=True,
+        )
 
 
 def communicator(

@@ -91,7 +91,7 @@ def test_all_ranks_choose_alike(cliques: tuple[tuple[int, ...], ...], operation:
                 entry = lookup(operation, choices[0].algorithm)
                 for rank, choice in enumerate(choices):
                     wrote = entry.program(rank, size, cliques, size - 1 if operation in ROOTED else 0)
-                    assert decode(choice.program) == wrote
+                    assert decode(choice.fallback or choice.program) == wrote
 
 
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
@@ -133,25 +133,52 @@ def test_hash_tells_choices_apart() -> None:
 
 
 def test_a_class_is_planned_once() -> None:
+    """Two programs where tensors may lie in shared memory: `staged`, and `direct` if they do."""
     p = planner()
     first = p.choose("all_reduce", "float32", "sum", MB, None)
-    assert p.built == 1
+    assert p.built == 2
     assert p.choose("all_reduce", "float32", "sum", MB, None) is first
     # Another size, type or operator of the same class is served by the same program.
     assert p.choose("all_reduce", "float64", "max", 3 * MB, None).program is first.program
-    assert p.built == 1
-    p.choose("all_reduce", "float32", "sum", 8, None)
     assert p.built == 2
+    p.choose("all_reduce", "float32", "sum", 8, None)
+    assert p.built == 3
     p.choose("broadcast", "float32", None, MB, 1)
     p.choose("broadcast", "float32", None, MB, 2)
-    assert p.built == 4
+    assert p.built == 7
+
+
+def test_shared_memory_has_a_program_of_its_own() -> None:
+    choice = planner().choose("all_reduce", "float32", "sum", MB, None)
+    assert choice.algorithm == "staged"
+    assert decode(choice.program) == lookup("all_reduce", "direct").program(0, 4, ONE_HOST, 0)
+    assert (list(choice.reaches_input), list(choice.reaches_output)) == ([False] * 4, [True] * 4)
+    assert not choice.through_process
+    assert "direct when all tensors are in shared memory" in choice.why
+    from_two = planner().choose("broadcast", "float32", None, MB, 2)
+    assert list(from_two.reaches_output) == [False, False, True, False]
+    scattered = planner().choose("reduce_scatter", "float32", "sum", MB, None)
+    assert list(scattered.reaches_input) == [True] * 4
+
+
+def test_shared_memory_changes_nothing_for_small_or_chosen_or_distant() -> None:
+    def shared(p: Planner, nbytes: int, algorithm: str | None = None) -> bool:
+        return p.choose("all_reduce", "float32", "sum", nbytes, None, algorithm).fallback != b""
+
+    assert shared(planner(), MB)
+    assert not shared(planner(), 8)
+    assert not shared(planner(), MB, "staged")
+    assert not shared(planner(), MB, "^direct")
+    assert not shared(planner(settings={"ALLREDUCE_ALGO": "ring"}), MB)
+    assert not shared(planner(TWO_HOSTS), MB)
+    assert not shared(planner(((0,),)), MB)
 
 
 def test_a_job_with_ever_new_sizes_does_not_grow() -> None:
     p = planner()
     for nbytes in range(0, 8 * 10_000, 8):
         p.choose("all_reduce", "float32", "sum", nbytes, None)
-    assert p.built == 2
+    assert p.built == 3
     assert len(p._choices) <= 512
 
 
@@ -214,7 +241,7 @@ def test_small_windows_fall_back() -> None:
 def test_direct_has_a_fallback() -> None:
     choice = planner(access=True).choose("all_reduce", "float32", "sum", MB, None, "direct")
     assert decode(choice.program).uses_access
-    assert choice.fallback == planner().choose("all_reduce", "float32", "sum", MB, None).program
+    assert choice.fallback == planner().choose("all_reduce", "float32", "sum", MB, None).fallback
     assert planner(access=True).choose("all_reduce", "float32", "sum", MB, None).algorithm == "staged"
     eager = planner(access=True, prefer_direct=True)
     assert eager.choose("all_reduce", "float32", "sum", MB, None).algorithm == "direct"

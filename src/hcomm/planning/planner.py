@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 from ..codes import OPERATIONS
+from . import sharing
 from .builder import ROOTED, Requirement
 from .registry import Algorithm, Options
 from .select import Request, Setting, fallback, select, window_need
@@ -24,10 +25,14 @@ class Choice:
         algorithm: name of the algorithm.
         options: its options, where they differ from its own defaults.
         program: this rank's program, encoded.
-        fallback: the program to run when, in one operation, not every rank offers peer access; empty if none is needed.
+        fallback: the program to run when, in one operation, not every rank offers what `program` needs; empty if it
+            needs nothing. Where tensors may lie in shared memory, it is the one of `algorithm`.
         hash: 64 bits, the same on all ranks that chose alike.
         tile_bytes: tile size that replaces the program's own; 0: none.
         why: the reason, in words.
+        reaches_input, reaches_output: per rank, whether others reach into its buffer in `program`, so that it must
+            offer it; empty if nobody's.
+        through_process: reaching it through its process is good enough, it need not be shared memory.
     """
 
     algorithm: str
@@ -37,6 +42,9 @@ class Choice:
     hash: int
     tile_bytes: int
     why: str
+    reaches_input: Sequence[bool] = ()
+    reaches_output: Sequence[bool] = ()
+    through_process: bool = True
 
 
 class _Written(NamedTuple):
@@ -86,6 +94,7 @@ class Planner:
         )
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._programs: dict[tuple[Algorithm, Options, int], _Written] = {}
+        self._reaches: dict[tuple[Algorithm, Options, int], tuple[list[bool], list[bool]]] = {}
 
     @property
     def world(self) -> Setting:
@@ -134,11 +143,36 @@ class Planner:
 
     def _decide(self, request: Request, asked: str | None) -> Choice:
         entry, options, why = select(self._world, request, asked)
-        instead = b""
+        program = self._written(entry, options, request.root).data
         if entry.requires is Requirement.ACCESS:
             instead = self._written(fallback(request.operation), (), request.root).data
-        program = self._written(entry, options, request.root).data
-        return Choice(entry.name, options, program, instead, self._hash(entry, options, request), 0, why)
+            reach = self._reach(entry, options, request.root)
+            return Choice(
+                entry.name,
+                options,
+                program,
+                instead,
+                self._hash(entry, options, request),
+                0,
+                why,
+                *reach,
+                True,
+            )
+        number = self._hash(entry, options, request)
+        shared = sharing.candidate(self._world, request, asked)
+        if shared is None:
+            return Choice(entry.name, options, program, b"", number, 0, why)
+        reach = self._reach(shared, (), request.root)
+        first = self._written(shared, (), request.root).data
+        why += f"; {shared.name} when all tensors are in shared memory"
+        return Choice(entry.name, options, first, program, number, 0, why, *reach, False)
+
+    def _reach(self, entry: Algorithm, options: Options, root: int) -> tuple[list[bool], list[bool]]:
+        key = (entry, options, root)
+        reach = self._reaches.get(key)
+        if reach is None:
+            reach = self._reaches[key] = sharing.reach(entry, self._world, root, options)
+        return reach
 
     def _written(self, entry: Algorithm, options: Options, root: int) -> _Written:
         key = (entry, options, root)

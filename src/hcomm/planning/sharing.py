@@ -1,0 +1,46 @@
+"""Operations on memory that ranks have shared: which go straight between the buffers, and who must offer what."""
+
+from __future__ import annotations
+
+from . import override
+from .program import OWN, Kind, Program, Space
+from .registry import Algorithm, Options, algorithms
+from .select import Request, Setting, fallback, obstacle, option_name
+
+#: From here on a second meeting costs less than copying through windows (bytes).
+SHARED_BYTES = 32 << 10
+_NAME = "direct"
+
+
+def candidate(world: Setting, request: Request, asked: str | None) -> Algorithm | None:
+    """What runs in an operation whose tensors all lie in shared memory; None if the usual choice does there too."""
+    if world.size == 1 or not world.shared or request.nbytes < SHARED_BYTES:
+        return None
+    wish = override.parse(
+        request.operation, asked or world.options.get(option_name(request.operation), ""), "algorithm"
+    )
+    if wish.rule(request.nbytes) or _NAME in wish.excluded:
+        return None
+    entry = next((a for a in algorithms(request.operation) if a.name == _NAME), None)
+    if entry is None or (entry.even_only and not request.nbytes):
+        return None
+    # Without sharing its fallback must be able to run, as for everything that needs access.
+    return None if obstacle(fallback(request.operation), world, request) else entry
+
+
+def reach(entry: Algorithm, world: Setting, root: int, options: Options) -> tuple[list[bool], list[bool]]:
+    """By rank: whether others reach into its input, and into its output."""
+    inputs, outputs = [False] * world.size, [False] * world.size
+    for rank in range(world.size):
+        _note(entry.program(rank, world.size, world.cliques, root, options), inputs, outputs)
+    return inputs, outputs
+
+
+def _note(program: Program, inputs: list[bool], outputs: list[bool]) -> None:
+    for block in program.blocks:
+        for step in block.steps:
+            if step.kind is not Kind.MOVE:
+                continue
+            for region in (*step.dst, *step.src):
+                if region.owner != OWN and region.space in (Space.INPUT, Space.OUTPUT):
+                    (inputs if region.space is Space.INPUT else outputs)[region.owner] = True
