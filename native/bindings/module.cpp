@@ -147,6 +147,33 @@ int call(const CommHandle& self, nb::handle tensor, nb::handle op, double timeou
         [&] { return self.comm->run(std::move(plan), hit->data, hit->data, timeout, check_signals); }));
 }
 
+/// Sends an ordinary tensor small enough to be copied at once; None for anything else.
+std::optional<OpHandle> send_tensor(const CommHandle& self, nb::handle tensor, int dst, int tag,
+                                    double timeout) {
+    const auto seen = self.shortcuts->see(tensor.ptr());
+    if (!seen || dst < 0 || dst >= self.comm->size() || tag < 0) return {};
+    const std::uint64_t bytes = seen->count * size_of(seen->dtype);
+    if (bytes > Comm::kSmallMessage) return {};
+    auto message =
+        self.comm->send(dst, tag, seen->data, bytes, static_cast<std::uint8_t>(seen->dtype), timeout, {});
+    return OpHandle{self.comm, message, message};
+}
+
+/// Receives into an ordinary tensor, blocking; None if it is not one.
+std::optional<OpHandle> receive_tensor(const CommHandle& self, nb::handle tensor, int src, int tag,
+                                       double timeout) {
+    const auto seen = self.shortcuts->see(tensor.ptr());
+    if (!seen || src < -1 || src >= self.comm->size() || tag < 0) return {};
+    std::shared_ptr<Message> message;
+    {
+        const nb::gil_scoped_release release;
+        message = self.comm->receive_now(src, tag, seen->data, seen->count * size_of(seen->dtype),
+                                         static_cast<std::uint8_t>(seen->dtype), timeout, check_signals);
+    }
+    finish_call(message->status.load());
+    return OpHandle{self.comm, message, message};
+}
+
 OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in,
                std::uintptr_t out, double timeout, std::string where) {
     const nb::gil_scoped_release release;
@@ -303,6 +330,11 @@ void define_comm(nb::module_& m) {
                 c.shortcuts->remember(tensor.ptr(), op.ptr(), std::move(plan));
             },
             "tensor"_a, "op"_a, "plan"_a)
+        .def(
+            "know", [](const CommHandle& c, nb::handle tensor) { c.shortcuts->know(Py_TYPE(tensor.ptr())); },
+            "tensor"_a)
+        .def("send_tensor", &send_tensor, "tensor"_a, "dst"_a, "tag"_a, "timeout"_a)
+        .def("recv_tensor", &receive_tensor, "tensor"_a, "src"_a, "tag"_a, "timeout"_a)
         .def_rw("noted_bytes", &CommHandle::noted_bytes)
         .def("forget", [](const CommHandle& c) { c.shortcuts->clear(); })
         .def("start", &start, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a, "where"_a)

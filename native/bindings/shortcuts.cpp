@@ -74,10 +74,29 @@ int (*view_of(PyTypeObject* type))(void*, DLTensor*) {
     return table && table->major == 1 ? table->view : nullptr;
 }
 
+/// The element type of DLPack's code and width; none if hcomm has none like it.
+std::optional<DType> dtype_of(std::uint8_t code, std::uint8_t bits) noexcept {
+    constexpr std::uint8_t kInt = 0, kUint = 1, kFloat = 2, kBfloat = 4, kBool = 6;
+    const auto among = [&](DType eight, DType sixteen, DType thirty_two, DType sixty_four) {
+        return bits == 8 ? eight : bits == 16 ? sixteen : bits == 32 ? thirty_two : sixty_four;
+    };
+    if (bits != 8 && bits != 16 && bits != 32 && bits != 64) return {};
+    if (code == kInt) return among(DType::I8, DType::I16, DType::I32, DType::I64);
+    if (code == kUint) return among(DType::U8, DType::U16, DType::U32, DType::U64);
+    if (code == kFloat && bits > 8) return among(DType::F16, DType::F16, DType::F32, DType::F64);
+    if (code == kBfloat && bits == 16) return DType::BF16;
+    if (code == kBool && bits == 8) return DType::Bool;
+    return {};
+}
+
 }  // namespace
 
-Shortcuts::~Shortcuts() {
+Shortcuts::~Shortcuts() { clear(); }
+
+void Shortcuts::clear() noexcept {
+    plans_.clear();
     for (auto& [type, read] : readers_) Py_DECREF(type);
+    readers_.clear();
 }
 
 Shortcuts::Read Shortcuts::reader(PyTypeObject* type) const noexcept {
@@ -86,8 +105,15 @@ Shortcuts::Read Shortcuts::reader(PyTypeObject* type) const noexcept {
     return nullptr;
 }
 
-std::optional<std::pair<Shortcuts::Key, void*>> Shortcuts::look(PyObject* tensor,
-                                                                PyObject* op) const noexcept {
+void Shortcuts::know(PyTypeObject* type) {
+    if (reader(type)) return;
+    const Read read = view_of(type);
+    if (!read) return;
+    Py_INCREF(type);
+    readers_.emplace_back(type, read);
+}
+
+std::optional<Shortcuts::Look> Shortcuts::look(PyObject* tensor) const noexcept {
     const Read read = reader(Py_TYPE(tensor));
     if (!read) return {};
     DLTensor view{};
@@ -97,33 +123,35 @@ std::optional<std::pair<Shortcuts::Key, void*>> Shortcuts::look(PyObject* tensor
     }
     if (view.device_type != kCpu || view.lanes != 1 || view.code == kComplex || !view.data) return {};
     const std::int64_t count = contiguous_count(view);
-    const std::uint32_t name = name_code(op);
-    if (count <= 0 || name == 0 || is_negated(tensor)) return {};
-    const auto dtype = static_cast<std::uint32_t>(view.code) << 8 | view.bits;
-    return std::pair{Key{static_cast<std::uint64_t>(count), dtype, name},
-                     static_cast<void*>(static_cast<std::byte*>(view.data) + view.byte_offset)};
+    if (count <= 0 || is_negated(tensor)) return {};
+    return Look{static_cast<std::byte*>(view.data) + view.byte_offset, static_cast<std::uint64_t>(count),
+                view.code, view.bits};
+}
+
+std::optional<Shortcuts::Plain> Shortcuts::see(PyObject* tensor) const noexcept {
+    const auto seen = look(tensor);
+    const auto dtype = seen ? dtype_of(seen->code, seen->bits) : std::nullopt;
+    if (!dtype) return {};
+    return Plain{seen->data, seen->count, *dtype};
 }
 
 std::optional<Shortcuts::Hit> Shortcuts::find(PyObject* tensor, PyObject* op) noexcept {
-    const auto seen = look(tensor, op);
-    if (!seen) return {};
-    const auto place = plans_.find(seen->first);
+    const auto seen = look(tensor);
+    const std::uint32_t name = name_code(op);
+    if (!seen || name == 0) return {};
+    const auto place =
+        plans_.find({seen->count, static_cast<std::uint32_t>(seen->code << 8 | seen->bits), name});
     if (place == plans_.end()) return {};
-    return Hit{&place->second, seen->second, seen->first.count * ((seen->first.dtype & 0xFF) / 8)};
+    return Hit{&place->second, seen->data, seen->count * (seen->bits / 8U)};
 }
 
 void Shortcuts::remember(PyObject* tensor, PyObject* op, std::shared_ptr<const Plan> plan) {
-    PyTypeObject* type = Py_TYPE(tensor);
-    if (!reader(type)) {
-        const Read read = view_of(type);
-        if (!read) return;
-        Py_INCREF(type);
-        readers_.emplace_back(type, read);
-    }
-    const auto seen = look(tensor, op);
-    if (!seen) return;
+    know(Py_TYPE(tensor));
+    const auto seen = look(tensor);
+    const std::uint32_t name = name_code(op);
+    if (!seen || name == 0) return;
     if (plans_.size() >= kCapacity) plans_.clear();
-    plans_[seen->first] = std::move(plan);
+    plans_[{seen->count, static_cast<std::uint32_t>(seen->code << 8 | seen->bits), name}] = std::move(plan);
 }
 
 }  // namespace hcomm

@@ -35,10 +35,20 @@ class Shortcuts {
     };
     /// The plan for `tensor` and the operator `op` (a str).
     std::optional<Hit> find(PyObject* tensor, PyObject* op) noexcept;
+    struct Plain {
+        void* data;
+        std::uint64_t count;
+        DType dtype;
+    };
+    /// The memory of a tensor of a known type, if it is ordinary and its elements are of a type of hcomm's.
+    std::optional<Plain> see(PyObject* tensor) const noexcept;
+    /// From now on tensors of this type are seen.
+    void know(PyTypeObject* type);
     /// From now on tensors of this type, element type and length are found. Does nothing for a type without
     /// the table, or a tensor that is not ordinary.
     void remember(PyObject* tensor, PyObject* op, std::shared_ptr<const Plan> plan);
-    void clear() noexcept { plans_.clear(); }
+    /// Nothing is seen or found from now on, until something is remembered again.
+    void clear() noexcept;
 
   private:
     struct Key {
@@ -54,7 +64,12 @@ class Shortcuts {
     };
     using Read = int (*)(void*, DLTensor*);
 
-    std::optional<std::pair<Key, void*>> look(PyObject* tensor, PyObject* op) const noexcept;
+    struct Look {
+        void* data;
+        std::uint64_t count;
+        std::uint8_t code, bits;  ///< of DLPack
+    };
+    std::optional<Look> look(PyObject* tensor) const noexcept;
     Read reader(PyTypeObject* type) const noexcept;
 
     /// More shapes than this are rare; they are looked up in Python again.

@@ -160,8 +160,8 @@ std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t 
     return message;
 }
 
-std::shared_ptr<Message> Comm::receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
-                                       double timeout, std::string where) {
+std::shared_ptr<Message> Comm::post_receive(int src, int tag, void* data, std::uint64_t bytes,
+                                            std::uint8_t dtype, double timeout, std::string where) {
     auto message = std::make_shared<Message>();
     message->peer = src;
     message->tag = tag;
@@ -181,7 +181,20 @@ std::shared_ptr<Message> Comm::receive(int src, int tag, void* data, std::uint64
     } catch (const OperationFailed&) {
         fail_tasks();
     }
-    if (messenger_->active()) engine_->wake();
+    return message;
+}
+
+std::shared_ptr<Message> Comm::receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
+                                       double timeout, std::string where) {
+    auto message = post_receive(src, tag, data, bytes, dtype, timeout, std::move(where));
+    if (message->pending()) engine_->wake();
+    return message;
+}
+
+std::shared_ptr<Message> Comm::receive_now(int src, int tag, void* data, std::uint64_t bytes,
+                                           std::uint8_t dtype, double timeout, const Interrupt& interrupt) {
+    auto message = post_receive(src, tag, data, bytes, dtype, timeout, {});
+    if (message->pending()) drive(*message, Clock::time_point::max(), interrupt);
     return message;
 }
 

@@ -52,6 +52,9 @@ using Interrupt = std::function<bool()>;
 /// `mutex_` is held while anything moves and never while anybody sleeps.
 class Comm : public std::enable_shared_from_this<Comm> {
   public:
+    /// Messages up to this size are copied at once inside a host (bytes).
+    static constexpr std::uint64_t kSmallMessage = 64 << 10;
+
     Comm(std::shared_ptr<Engine> engine, CommConfig config);
     ~Comm();
 
@@ -67,6 +70,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                   double timeout, std::string where);
     std::shared_ptr<Message> receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                      double timeout, std::string where);
+    /// The same, and waits for it.
+    std::shared_ptr<Message> receive_now(int src, int tag, void* data, std::uint64_t bytes,
+                                         std::uint8_t dtype, double timeout, const Interrupt& interrupt);
     /// Waits at most `timeout` seconds (negative: as long as the task may take). Pending if it is not done by
     /// then.
     Status wait(Task& task, double timeout, const Interrupt& interrupt);
@@ -116,6 +122,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
     class Nap;  // how a driver sleeps
 
+    std::shared_ptr<Message> post_receive(int src, int tag, void* data, std::uint64_t bytes,
+                                          std::uint8_t dtype, double timeout, std::string where);
     Status drive(Task& task, Clock::time_point limit, const Interrupt& interrupt);
     void progress();
     void end_if_failed();

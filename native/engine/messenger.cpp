@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x48434F4D4D503250ULL;
 /// Messages up to this size travel at once and wait at the receiver.
-constexpr std::uint64_t kEagerShm = 8 << 10;
+constexpr std::uint64_t kEagerShm = Comm::kSmallMessage;
 constexpr std::uint64_t kEagerTcp = 32 << 10;
 constexpr std::uint64_t kEagerMost = 64 << 10;  ///< no peer may announce more
 

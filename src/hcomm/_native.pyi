@@ -139,6 +139,15 @@ class Comm:
     def remember(self, tensor: object, op: str, plan: Plan) -> None:
         """From now on `call` runs `plan` for tensors of this type, element type and length."""
 
+    def know(self, tensor: object) -> None:
+        """From now on ordinary tensors of this type are seen by `send_tensor` and `recv_tensor`."""
+
+    def send_tensor(self, tensor: object, dst: int, tag: int, timeout: float) -> Op | None:
+        """`send` of an ordinary small tensor; None for anything else, which takes the general way."""
+
+    def recv_tensor(self, tensor: object, src: int, tag: int, timeout: float) -> Op | None:
+        """`recv` into an ordinary tensor, blocking, without the GIL; None if it is not one."""
+
     noted_bytes: int
     """From this size on, `call` finds tensors in shared memory only (default: no limit)."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hcomm import buffers
+from hcomm import _native, buffers
+from hcomm.buffers import Buffer
 from hcomm.codes import DTYPES
 from hcomm.core import Core
 from hcomm.diagnose.callsite import caller
@@ -26,7 +27,7 @@ class PointToPoint(Core):
         """Start sending `tensor` to rank `dst`.
 
         `send` never waits for the receiver, at any size, so two ranks may both send first. The tensor may be
-        reused after `wait()` on the returned Work. Messages of up to 8 KB inside a host and 32 KB over TCP are
+        reused after `wait()` on the returned Work. Messages of up to 64 KB inside a host and 32 KB over TCP are
         copied at once, and their Work is complete at once; larger ones are complete when the receiver takes
         them, so `wait()` waits for its `recv`.
 
@@ -41,18 +42,34 @@ class PointToPoint(Core):
             UnsupportedBuffer: not an array hcomm can serve.
             BrokenCommunicator: the communicator failed before.
         """
+        if timeout is None and type(dst) is int and type(tag) is int and 0 <= tag <= _LAST_TAG:
+            # Small ordinary tensors: copied at once, so that there is nothing to keep or to wait for.
+            op = self._native.send_tensor(tensor, dst, tag, self._timeout)
+            if op is not None:
+                return _SENT if op.status == _native.OK else self._unfinished_send(op, tensor, dst, tag)
         self._check()
         peer = self._peer(dst, "dst")
         _check_tag(tag)
         seconds = self._seconds(timeout)
         buffer = buffers.pack(tensor, writable=False)
-        what = describe("send", buffer.dtype, buffer.shape, f"to rank {peer}, tag {tag}")
-        call = Call(what, caller(), seconds, (peer,), f"send to rank {peer}, tag {tag},")
+        call = _sending(buffer, peer, tag, seconds)
         code = DTYPES[buffer.dtype][0]
         if self._tracing:
-            self._trace(what)
+            self._trace(call.what)
+        self._know(buffer)
         op = self._native.send(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
         return self._track(op, call, buffer, _nothing)
+
+    def _know(self, buffer: Buffer) -> None:
+        """Let the core look at tensors of this type itself from now on; not if every call is told."""
+        if not self._tracing and buffer.family.name == "torch" and buffer.owner is buffer.array:
+            self._native.know(buffer.array)
+
+    def _unfinished_send(self, op: _native.Op, tensor: Any, dst: int, tag: int) -> Work:
+        """A send of the short way that has to be looked after, or that failed."""
+        self._check()
+        buffer = buffers.pack(tensor, writable=False)
+        return self._track(op, _sending(buffer, dst, tag, self._timeout), buffer, _nothing)
 
     def recv(
         self,
@@ -80,18 +97,29 @@ class PointToPoint(Core):
             MessageMismatch: the message has another size or element type.
             CollectiveTimeout, PeerLost, BrokenCommunicator: it did not come.
         """
+        if (
+            timeout is None
+            and not async_op
+            and type(src) is int
+            and type(tag) is int
+            and 0 <= tag <= _LAST_TAG
+        ):
+            done = self._native.recv_tensor(tensor, src, tag, self._timeout) if src >= 0 else None
+            if done is not None:
+                if done.status == _native.OK:
+                    return tensor
+                call = self._receiving(buffers.pack(tensor, writable=True), src, tag, self._timeout)
+                raise self._fail(done.status, call, done.text)
         self._check()
         peer = _ANYONE if src is None else self._peer(src, "src")
         _check_tag(tag)
         seconds = self._seconds(timeout)
         buffer = buffers.pack(tensor, writable=True)
-        sender = "any rank" if peer == _ANYONE else f"rank {peer}"
-        what = describe("recv", buffer.dtype, buffer.shape, f"from {sender}, tag {tag}")
-        peers = tuple(range(self._size)) if peer == _ANYONE else (peer,)
-        call = Call(what, caller(), seconds, peers, f"recv from {sender}, tag {tag},")
+        call = self._receiving(buffer, peer, tag, seconds)
         code = DTYPES[buffer.dtype][0]
         if self._tracing:
-            self._trace(what)
+            self._trace(call.what)
+        self._know(buffer)
         op = self._native.recv(peer, tag, buffer.address, buffer.nbytes, code, seconds, call.where)
 
         def complete() -> Any:
@@ -100,6 +128,12 @@ class PointToPoint(Core):
 
         work = self._track(op, call, buffer, complete)
         return work if async_op else work.wait()
+
+    def _receiving(self, buffer: Buffer, peer: int, tag: int, seconds: float) -> Call:
+        sender = "any rank" if peer == _ANYONE else f"rank {peer}"
+        what = describe("recv", buffer.dtype, buffer.shape, f"from {sender}, tag {tag}")
+        peers = tuple(range(self._size)) if peer == _ANYONE else (peer,)
+        return Call(what, caller(), seconds, peers, f"recv from {sender}, tag {tag},")
 
     def recv_async(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: float | None = None
@@ -114,5 +148,14 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"tag must be an integer in 0..{_LAST_TAG}, not {tag!r}")
 
 
+def _sending(buffer: Buffer, peer: int, tag: int, seconds: float) -> Call:
+    what = describe("send", buffer.dtype, buffer.shape, f"to rank {peer}, tag {tag}")
+    return Call(what, caller(), seconds, (peer,), f"send to rank {peer}, tag {tag},")
+
+
 def _nothing() -> None:
     return None
+
+
+#: What all sends get that were complete at once.
+_SENT = Work.finished("send(…)")

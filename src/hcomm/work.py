@@ -60,6 +60,14 @@ class Work:
         self._result: Any = None
         self._error: HcommError | None = None
 
+    @classmethod
+    def finished(cls, what: str) -> Work:
+        """One of an operation that was complete at once and has no result."""
+        work = cls.__new__(cls)
+        work._call = Call(what, "", 0.0)
+        work._complete = work._kept = work._result = work._error = None
+        return work
+
     def is_completed(self) -> bool:
         """Whether it is over, well or badly. Never blocks; after success the result is in place."""
         if self._complete is None:
@@ -108,7 +116,7 @@ class Work:
     @property
     def source(self) -> int:
         """For a receive that is complete: the group rank the message came from. Raises ValueError before."""
-        if not self.is_completed() or self._error is not None:
+        if not self.is_completed() or self._error is not None or self._call.peers is None:
             raise ValueError("the source is known when the receive is complete")
         return self._op.source
 
