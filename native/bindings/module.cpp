@@ -75,7 +75,7 @@ std::vector<int> by_rank(std::vector<int> fds, int size, const char* name) {
 void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t uid, int rank, int size,
                std::vector<int> local, std::vector<int> windows, std::vector<int> control,
                std::vector<int> coll, std::vector<int> p2p, std::vector<int> pids, std::size_t buffer_bytes,
-               bool crowded, std::string label) {
+               bool crowded, bool overlap, int priority, std::string label) {
     if (size < 1 || rank < 0 || rank >= size) throw std::invalid_argument("rank outside 0..size-1");
     CommConfig config;
     config.uid = uid;
@@ -88,6 +88,8 @@ void make_comm(CommHandle* self, std::shared_ptr<Engine> engine, std::uint64_t u
     config.pids = by_rank(std::move(pids), size, "pids");
     config.buffer_bytes = buffer_bytes;
     config.crowded = crowded;
+    config.overlap = overlap;
+    config.priority = priority;
     config.label = std::move(label);
     const WindowLayout layout(config.local.size(), buffer_bytes);
     for (int fd : by_rank(std::move(windows), size, "windows"))
@@ -317,7 +319,7 @@ void define_comm(nb::module_& m) {
     nb::class_<CommHandle>(m, "Comm")
         .def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a,
              "windows"_a, "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a,
-             "label"_a = "")
+             "overlap"_a = true, "priority"_a = 0, "label"_a = "")
         .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a,
              "root"_a, "count"_a, "n_in"_a, "n_out"_a, "bounds_in"_a, "bounds_out"_a, "algorithm"_a,
              "agreed"_a, "tile_bytes"_a, "reaches_input"_a = std::vector<bool>(),
@@ -405,7 +407,8 @@ NB_MODULE(_native, m) {
     m.def("cma_read", &read_memory, "pid"_a, "address"_a, "nbytes"_a);
     m.def("address_of", &address_of, "buffer"_a, "writable"_a);
     nb::class_<Engine>(m, "Engine")
-        .def("__init__", [](Engine* self) { new (self) Engine(); })
+        .def(
+            "__init__", [](Engine* self, int most) { new (self) Engine(most); }, "max_concurrent"_a = 4)
         .def(
             "is_shared",
             [](Engine& e, std::uintptr_t address, std::size_t bytes) {

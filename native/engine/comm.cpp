@@ -69,7 +69,7 @@ std::shared_ptr<const Plan> Comm::plan(std::span<const std::byte> program,
                 if (!plan->kernel && (step.kind == StepKind::RecvReduce || step.src.size() > 1))
                     throw std::invalid_argument("a program that reduces, without an operator");
         return BoundProgram::bind(decoded, sizes, plan->dtype, config_.local, layout_.operation_bytes,
-                                  tile_bytes);
+                                  tile_bytes, config_.overlap);
     };
     plan->program = bind(program);
     plan->has_fallback = !fallback.empty();

@@ -32,6 +32,8 @@ struct CommConfig {
     std::vector<pid_t> pids;                        ///< by rank; 0: process_vm_readv does not reach it
     std::size_t buffer_bytes = 16 << 20;
     bool crowded = false;  ///< more ranks than cores: yield early
+    bool overlap = true;   ///< copies into and out of windows overlap
+    int priority = 0;      ///< higher ones are driven first
     std::string label;     ///< the group in words, for reports of other communicators; empty: the world
 };
 
@@ -109,8 +111,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void read_control();
     /// Work that nobody drives.
     bool needs_engine();
-    /// Drives what there is to drive. `due` becomes the latest time for the next call, if that is earlier.
-    void drive_from_engine(Clock::time_point& due);
+    /// Drives what there is to drive; false if nothing moved. `due` becomes the latest time for the next
+    /// call, if that is earlier.
+    bool drive_from_engine(Clock::time_point& due);
+    int priority() const noexcept { return config_.priority; }
     void collect_data_fds_locked(std::vector<pollfd>& fds);
     /// Before and after the engine's thread sleeps in poll(2).
     void arm_poll();

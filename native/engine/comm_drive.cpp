@@ -265,13 +265,17 @@ bool Comm::needs_engine() {
     return drivers_ == 0 && (head() != nullptr || messenger_->active());
 }
 
-void Comm::drive_from_engine(Clock::time_point& due) {
+bool Comm::drive_from_engine(Clock::time_point& due) {
     std::unique_lock lock(mutex_);
-    if (drivers_ > 0) return;
+    if (drivers_ > 0) return false;
     const auto now = Clock::now();
+    const Operation* before = head();
+    const std::uint64_t position = before ? before->position() : 0;
     progress();
+    const bool moved = head() != before || (before && before->position() != position);
     check_slow(now, lock);
     if (head() != nullptr || messenger_->active()) due = std::min(due, next_due(now));
+    return moved;
 }
 
 void Comm::collect_data_fds(std::vector<pollfd>& fds) {

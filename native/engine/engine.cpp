@@ -21,7 +21,7 @@ constexpr auto kEager = std::chrono::microseconds(50);
 
 }  // namespace
 
-Engine::Engine() : pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Engine::Engine(int most) : pid_(::getpid()), most_(most), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (!wake_) throw SystemError(std::string("cannot make an eventfd: ") + std::strerror(errno));
 }
 
@@ -35,7 +35,10 @@ bool Engine::is_child() const noexcept { return ::getpid() != pid_; }
 
 void Engine::add(std::shared_ptr<Comm> comm) {
     const std::lock_guard lock(mutex_);
-    comms_.push_back(std::move(comm));
+    // By priority, and among equals in the order in which they were made.
+    const auto place = std::find_if(comms_.begin(), comms_.end(),
+                                    [&](const auto& c) { return c->priority() < comm->priority(); });
+    comms_.insert(place, std::move(comm));
     ++version_;
     if (!thread_) {
         // Signals belong to the threads of Python.
@@ -135,13 +138,15 @@ void Engine::work(const std::vector<std::shared_ptr<Comm>>& comms) {
     const auto limit = Clock::now() + kEager;
     auto due = Clock::time_point::max();
     while (!stop_) {
-        bool active = false;
-        for (const auto& comm : comms)
-            if (comm->needs_engine()) {
-                active = true;
-                comm->drive_from_engine(due);
-            }
-        if (!active || Clock::now() >= limit) return;
+        int active = 0;
+        bool moved = false;
+        for (const auto& comm : comms) {
+            if (active >= most_ && moved) break;
+            if (!comm->needs_engine()) continue;
+            ++active;
+            moved |= comm->drive_from_engine(due);
+        }
+        if (active == 0 || Clock::now() >= limit) return;
         ::sched_yield();
     }
 }

@@ -21,7 +21,9 @@ class Comm;
 /// It sleeps in poll(2) unless there is asynchronous work. It never touches Python.
 class Engine {
   public:
-    Engine();
+    /// `most`: communicators whose asynchronous work advances side by side, by priority. Those behind them
+    /// advance when these cannot, so that no order of calls can block.
+    explicit Engine(int most = 4);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
@@ -48,6 +50,7 @@ class Engine {
     bool is_child() const noexcept;
 
     const pid_t pid_;
+    const int most_;
     Memory memory_;
     Fd wake_;
     std::mutex mutex_;

@@ -203,10 +203,10 @@ bool Operation::run_block(const BoundBlock& block) {
             if (block.tile) {
                 if (step.stage < 0) {
                     if (iteration_ + 1 == iterations) continue;
+                } else if (const auto t = block.tile_of(iteration_, static_cast<std::uint64_t>(step.stage))) {
+                    tile = *t;
                 } else {
-                    const auto stage = static_cast<std::uint64_t>(step.stage);
-                    if (iteration_ < stage || iteration_ - stage >= block.tiles) continue;
-                    tile = iteration_ - stage;
+                    continue;
                 }
             }
             if (!run_step(block, step, tile)) return false;
@@ -243,6 +243,12 @@ bool Operation::run_step(const BoundBlock& block, const BoundStep& step, std::ui
         }
     }
     return true;
+}
+
+/// Changes whenever the operation has moved on.
+std::uint64_t Operation::position() const noexcept {
+    return ((iteration_ * 4096 + step_) * 16 + block_) * 4 + (in_body_ ? 2 : 0) + (begun_ ? 1 : 0) +
+           (progress_ << 20);
 }
 
 Operation::Place Operation::place(const BoundBlock& block, const Operand& operand, std::uint64_t tile) const {

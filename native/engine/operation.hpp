@@ -31,6 +31,8 @@ class Operation final : public Task {
     /// Its first step may have run: before, it has touched nothing and told nobody.
     bool begun() const noexcept { return begun_; }
 
+    std::uint64_t position() const noexcept;
+
     Clock::time_point started{};  ///< when a driver first found it blocked
 
   private:

@@ -295,12 +295,12 @@ Program Program::decode(std::span<const std::byte> bytes, int rank, int size, st
 
 BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DType dtype,
                                 std::span<const int> local, std::uint64_t window_bytes,
-                                std::uint64_t tile_bytes) {
+                                std::uint64_t tile_bytes, bool overlap) {
     const std::uint64_t item = size_of(dtype);
     const Binder binder(sizes, item);
     BoundProgram bound;
     for (const Block& block : program.blocks) {
-        BoundBlock out{0, 0, block.buffers, block.stages, 0, 0, {}};
+        BoundBlock out{0, 0, block.buffers, block.stages, 0, 0, overlap, {}};
         size_block(block, program, binder, item, window_bytes, tile_bytes, out);
         out.scratch_slots = static_cast<std::uint64_t>(highest_slot(block, Space::Scratch) + 1) *
                             static_cast<std::uint64_t>(out.tile ? block.buffers : 1);

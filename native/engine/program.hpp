@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -95,10 +96,22 @@ struct BoundBlock {
     std::int32_t buffers, stages;
     std::uint64_t slot_bytes;     ///< distance between physical slots of the window and of scratch
     std::uint64_t scratch_slots;  ///< physical slots of scratch it uses
+    bool overlap;                 ///< stages work on different tiles at a time; otherwise tile after tile
     std::vector<BoundStep> steps;
 
     std::uint64_t iterations() const noexcept {
-        return tile ? tiles + static_cast<std::uint64_t>(stages) - 1 : 1;
+        const auto depth = static_cast<std::uint64_t>(stages);
+        return tile == 0 ? 1 : overlap ? tiles + depth - 1 : tiles * depth;
+    }
+    /// The tile that a stage works on in an iteration, if it works at all.
+    std::optional<std::uint64_t> tile_of(std::uint64_t iteration, std::uint64_t stage) const noexcept {
+        const auto depth = static_cast<std::uint64_t>(stages);
+        if (!overlap) {
+            if (iteration % depth != stage) return {};
+            return iteration / depth;
+        }
+        if (iteration < stage || iteration - stage >= tiles) return {};
+        return iteration - stage;
     }
 };
 
@@ -112,8 +125,8 @@ struct BoundProgram {
 
     /// Throws std::invalid_argument if the parts do not fit the sizes, or the window is too small.
     static BoundProgram bind(const Program& program, const Sizes& sizes, DType dtype,
-                             std::span<const int> local, std::uint64_t window_bytes,
-                             std::uint64_t tile_bytes);
+                             std::span<const int> local, std::uint64_t window_bytes, std::uint64_t tile_bytes,
+                             bool overlap = true);
 };
 
 /// What ranks must offer for a program that reaches into the memory of others.

@@ -43,7 +43,9 @@ class Report:
     recent: str  # the collectives it began last, a line each: number, space, words
 
 class Engine:
-    def __init__(self) -> None: ...
+    def __init__(self, max_concurrent: int = 4) -> None:
+        """`max_concurrent`: communicators whose asynchronous work advances side by side, by priority."""
+
     def is_shared(self, ptr: int, nbytes: int) -> bool:
         """Whether all of this memory lies in one segment."""
 
@@ -96,6 +98,8 @@ class Comm:
         pids: list[int],
         buffer_bytes: int,
         crowded: bool,
+        overlap: bool = True,
+        priority: int = 0,
         label: str = "",
     ) -> None: ...
     def plan(

@@ -44,7 +44,7 @@ class Communicator(Exchanges, PointToPoint):
     """
 
     def __init__(self, engine: _native.Engine, job: World, wiring: Wiring, settings: Settings, name: str = "",
-                 algorithm: str | Mapping[str, str] | None = None) -> None:  # fmt: skip
+                 algorithm: str | Mapping[str, str] | None = None, priority: int = 0) -> None:  # fmt: skip
         """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
         clique = next(members for members in wiring.cliques if wiring.rank in members)
         buffer_bytes = settings.size("BUFFER_SIZE")
@@ -67,6 +67,8 @@ class Communicator(Exchanges, PointToPoint):
             pids=wiring.pids,
             buffer_bytes=buffer_bytes,
             crowded=len(clique) > len(os.sched_getaffinity(0)),
+            overlap=settings.text("OVERLAP_MEMCPY") == "on",
+            priority=priority,
             label=name,
         )
         planner: Planner = ProgramPlanner(
@@ -269,6 +271,7 @@ class Communicator(Exchanges, PointToPoint):
         timeout: float | None = None,
         buffer_size: int | str | None = None,
         name: str | None = None,
+        priority: int = 0,
     ) -> Communicator:
         """A communicator of some ranks of this one. Its members, and only they, call this with the same
         arguments.
@@ -286,6 +289,8 @@ class Communicator(Exchanges, PointToPoint):
                 operations.
             buffer_size: bytes (or `8MB`) of shared memory per rank.
             name: for messages, and to tell apart groups that are made at the same time in several threads.
+            priority: asynchronous operations of groups with a higher one advance first; may differ between ranks.
+                The communicator of the job has 0.
 
         Raises:
             ValueError: empty, duplicate or foreign ranks; this rank is not among them; a setting that does
@@ -315,7 +320,9 @@ class Communicator(Exchanges, PointToPoint):
             name=name or "",
             lost=self._lost,
         )
-        group = Communicator(self._engine, self._job, wiring, settings, label, algorithm)
+        group = Communicator(
+            self._engine, self._job, wiring, settings, label, algorithm, operator.index(priority)
+        )
         group.announce()
         group.warn_slow_links()
         return group
@@ -420,6 +427,7 @@ def agreed_settings(
     return {
         "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
         "HCOMM_RING_CHUNK_SIZE": settings.text("RING_CHUNK_SIZE"),
+        "HCOMM_OVERLAP_MEMCPY": settings.text("OVERLAP_MEMCPY"),
         "algorithms": {**forced, **_algorithms(algorithm)},
     }
 

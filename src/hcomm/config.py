@@ -68,6 +68,16 @@ def _choice(*names: str, **synonyms: str) -> Callable[[str], str]:
     return parse
 
 
+_SWITCH = {"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.strip().isdecimal() else 0
+    if number < 1:
+        raise ValueError("a whole number, at least 1")
+    return number
+
+
 @dataclass(frozen=True)
 class Setting:
     """One line of the table.
@@ -135,11 +145,23 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "AUTO_REGISTER",
-        _choice(
-            "on", "off", **{"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
-        ),
+        _choice("on", "off", **_SWITCH),
         "on",
         "Share the memory of large tensors of torch that come back with the same storage, in place: on or off (1, 0).",
+    ),
+    Setting(
+        "OVERLAP_MEMCPY",
+        _choice("on", "off", **_SWITCH),
+        "on",
+        "Copies into and out of shared memory overlap with each other; off: tile after tile. Alike on all ranks.",
+        ("HCCL_OVERLAP_MEMCPY",),
+    ),
+    Setting(
+        "MAX_CONCURRENT",
+        _positive,
+        4,
+        "Communicators whose asynchronous operations advance side by side, by priority.",
+        ("HCCL_MAX_CONCURRENT",),
     ),
     Setting("JOB_SECRET", _text, "", "Secret that every connection must prove to know.", secret=True),
     Setting("JOB_ID", _text, "", "Name of the job; connections from another job are refused."),

@@ -315,12 +315,19 @@ def new_group(
     timeout: float | None = None,
     buffer_size: int | str | None = None,
     name: str | None = None,
+    priority: int = 0,
     group: Group = None,
 ) -> Communicator:
     """A communicator of some ranks; only its members call this. See `Communicator.new_group`."""
     comm = group or state.communicator
     return comm.new_group(
-        ranks, transport=transport, algorithm=algorithm, timeout=timeout, buffer_size=buffer_size, name=name
+        ranks,
+        transport=transport,
+        algorithm=algorithm,
+        timeout=timeout,
+        buffer_size=buffer_size,
+        name=name,
+        priority=priority,
     )
 
 

@@ -123,7 +123,7 @@ def init(
     )
     job = bootstrap.start(launch, _bootstrap_settings(settings), _probes(), _notify, version=VERSION)
     try:
-        engine = _native.Engine()
+        engine = _native.Engine(settings.size("MAX_CONCURRENT"))
         wiring = job.wire_world(agreed_settings(settings))
         communicator = Communicator(engine, job, wiring, settings)
     except BaseException:
