@@ -91,8 +91,20 @@ def measure(
 def table(rows: Sequence[Row]) -> Table:
     """Chosen, best, ratio, and the next best."""
     shown = Table(title="all_reduce: the choice beside the best of all algorithms")
-    for name in ("ranks", "links", "size", "chosen", "time", "best", "time", "chosen/best", "all, fastest first"):
-        shown.add_column(name, justify="right" if name in ("ranks", "size", "time", "chosen/best") else "left")
+    for name in (
+        "ranks",
+        "links",
+        "size",
+        "chosen",
+        "time",
+        "best",
+        "time",
+        "chosen/best",
+        "all, fastest first",
+    ):
+        shown.add_column(
+            name, justify="right" if name in ("ranks", "size", "time", "chosen/best") else "left"
+        )
     for row in rows:
         order = sorted(row.seconds, key=row.seconds.__getitem__)
         others = ", ".join(f"{name} {row.seconds[name] / row.seconds[row.best]:.2f}" for name in order[:5])
@@ -137,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for transport in transports:
         for ranks in map(int, worlds):
             try:
-                more, other = measure(ranks, transport, options.sizes, options.also, options.budget, options.launches)
+                more, other = measure(
+                    ranks, transport, options.sizes, options.also, options.budget, options.launches
+                )
             except JobFailed as error:
                 print(f"{ranks} ranks over {transport}: {error}", file=sys.stderr)
                 return 1

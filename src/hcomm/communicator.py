@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcomm import _native
@@ -14,19 +14,25 @@ from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
 from hcomm.diagnose import telling
-from hcomm.errors import InitError, UnknownAlgorithm
+from hcomm.errors import CommunicatorError, InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
 from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
-from hcomm.planning.select import Request, option_name
+from hcomm.planning.select import LATENCY_BYTES, MOST_RANKS, Request, option_name
+from hcomm.plans import Signature
 from hcomm.point_to_point import PointToPoint
+from hcomm.surroundings import crowded
 
 if TYPE_CHECKING:
     # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
     from hcomm.bootstrap import Wiring, World
     from hcomm.planning.explain import Explanation
+    from hcomm.planning.groups import GroupPlan
+
+#: Operations in which no rank is done before all have come.
+_MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 
 class Link(NamedTuple):
@@ -43,8 +49,11 @@ class Communicator(Exchanges, PointToPoint):
     """
 
     def __init__(self, engine: _native.Engine, job: World, wiring: Wiring, settings: Settings, name: str = "",
-                 algorithm: str | Mapping[str, str] | None = None) -> None:  # fmt: skip
-        """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
+                 algorithm: str | Mapping[str, str] | None = None, fast: GroupPlan | None = None) -> None:  # fmt: skip
+        """Made by `init` and `new_group`. Takes over the descriptors of `wiring`.
+
+        `fast` are the groups of fast links that the user described, of all ranks of the job.
+        """
         clique = next(members for members in wiring.cliques if wiring.rank in members)
         buffer_bytes = settings.size("BUFFER_SIZE")
         chosen = _algorithms(algorithm)
@@ -68,14 +77,19 @@ class Communicator(Exchanges, PointToPoint):
             crowded=len(clique) > len(os.sched_getaffinity(0)),
             label=name,
         )
-        planner: Planner = ProgramPlanner(
+        near = fast.restricted(wiring.ranks) if fast else None
+        self._chooser = ProgramPlanner(
             wiring.rank,
             wiring.size,
             wiring.cliques,
             window_bytes=_native.operation_window_bytes(buffer_bytes),
             access=wiring.access,
             settings={key: str(value) for key, value in settings.items()},
+            crowded=crowded(wiring.hosts),
+            groups=near.text if near else "",
+            inside="ring" if near and near.inside == "ring" else "direct",
         )
+        planner: Planner = self._chooser
         level = settings.text("DEBUG")
         who = f"rank {wiring.ranks[wiring.rank]}" + (f" in {_quoted(name)}" if name else "")
         if level != "off":
@@ -103,6 +117,10 @@ class Communicator(Exchanges, PointToPoint):
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
         self._costs = Costs()
+        self._described = fast
+        wanted = settings.text("MEASURE_COSTS")
+        several = len(self.hosts) > 1
+        self._measures = 1 < self._size <= MOST_RANKS and (wanted == "on" or (wanted == "auto" and several))
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]
@@ -162,17 +180,44 @@ class Communicator(Exchanges, PointToPoint):
         return self._costs
 
     def measure_costs(self, *, fresh: bool = False) -> Costs:
-        """Measure what links and memory cost, for `explain`. Collective; up to 100 ms, less where results are kept
-        from an earlier run in the user's cache folder (`fresh`: measure again).
+        """Measure what links and memory cost; from then on algorithms are chosen by it. Collective; up to 100 ms, less
+        where results are kept from an earlier run in the user's cache folder (`fresh`: measure again).
 
         Raises:
             CommunicatorError: a rank failed meanwhile.
         """
+        self._check()
+        return self._measure(fresh, self._timeout)
+
+    def _measure(self, fresh: bool, seconds: float) -> Costs:
         from hcomm.costs import measure
 
-        self._check()
-        self._costs = measure(self, fresh=fresh)
+        self._measures = False
+        self._costs = measure(self, fresh=fresh, seconds=seconds)
+        world = self._chooser.world
+        self._chooser.use_costs(
+            Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
+        )
+        # All ranks forget at the same call: a plan that only some had kept would be another algorithm.
+        self._plans.clear()
+        self._fast.clear()
         return self._costs
+
+    def _settle(self, signature: Signature, seconds: float, describe: Callable[[], str]) -> None:
+        """Measure costs before the first call that they matter to.
+
+        That is a blocking one in which no rank is done before all have come, so that waiting for all changes nothing;
+        of more bytes than latency decides about; for which no algorithm was asked. All ranks find the same call.
+        """
+        operation = signature.operation
+        asked = signature.algorithm or self._algorithms.get(operation)
+        asked = asked or self._chooser.world.options.get(option_name(operation))
+        if asked or operation not in _MEETING or signature.nbytes <= LATENCY_BYTES:
+            return
+        try:
+            self._measure(False, seconds)
+        except CommunicatorError as error:
+            raise type(error)(f"{describe()}, measuring costs before: {error}", error.ranks) from error
 
     def explain(
         self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
@@ -200,10 +245,10 @@ class Communicator(Exchanges, PointToPoint):
         if nbytes < 0:
             raise ValueError(f"nbytes must not be negative, not {nbytes}")
         self._check_alive()
-        planner = self._planner
-        assert isinstance(planner, ProgramPlanner)
-        world = planner.world
-        scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
+        world = self._chooser.world
+        scene = world.scene
+        if scene is None:
+            scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
         request = Request(operation, dtype, op, nbytes, self._peer(root, "root"))
         return explain(world, scene, request, self._algorithms.get(operation))
 
@@ -288,7 +333,7 @@ class Communicator(Exchanges, PointToPoint):
             name=name or "",
             lost=self._lost,
         )
-        group = Communicator(self._engine, self._job, wiring, settings, label, algorithm)
+        group = Communicator(self._engine, self._job, wiring, settings, label, algorithm, self._described)
         group.announce()
         group.warn_slow_links()
         return group
@@ -378,7 +423,9 @@ def _quoted(name: str) -> str:
 
 
 def agreed_settings(
-    settings: Settings, algorithm: str | Mapping[str, str] | None = None
+    settings: Settings,
+    algorithm: str | Mapping[str, str] | None = None,
+    groups: GroupPlan | None = None,
 ) -> dict[str, str | dict[str, str]]:
     """What all members must have alike, because they choose algorithms by it.
 
@@ -393,6 +440,8 @@ def agreed_settings(
     return {
         "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
         "HCOMM_RING_CHUNK_SIZE": settings.text("RING_CHUNK_SIZE"),
+        "HCOMM_MEASURE_COSTS": settings.text("MEASURE_COSTS"),
+        "groups of fast links": f"{groups.inside} {groups.text}" if groups else "",
         "algorithms": {**forced, **_algorithms(algorithm)},
     }
 

@@ -22,7 +22,6 @@ from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call
 from hcomm.planning.builder import Builder, Requirement
 from hcomm.planning.cost import DEFAULT_LINKS, Costs, LinkCost
-from hcomm.planning.planner import Planner
 from hcomm.planning.program import Program
 from hcomm.plans import Signature, agreement
 from hcomm.topology.measure import Pair, load, representatives, store
@@ -40,8 +39,6 @@ _PHASE_SECONDS = 0.05
 _LARGEST = 1 << 20
 #: Bytes of copies and reductions: more than a core keeps to itself.
 _MEMORY = 2 << 20
-#: The most seconds that any one program may take.
-_SECONDS = 60.0
 #: How often a program runs.
 _REPEATS = 8
 #: Bytes that a pair of ranks shows each other in its windows, and how often.
@@ -52,7 +49,7 @@ _LOCAL = 9
 _STEP = Costs().step
 
 
-def measure(world: Communicator, *, fresh: bool = False) -> Costs:
+def measure(world: Communicator, *, fresh: bool = False, seconds: float = 60.0) -> Costs:
     """The costs of a communicator's links and hosts, the same on every rank. Collective: every rank calls it.
 
     Takes up to 100 ms, or a few messages where all of it is kept from an earlier run.
@@ -60,37 +57,37 @@ def measure(world: Communicator, *, fresh: bool = False) -> Costs:
     Args:
         world: the communicator.
         fresh: measure even what is kept.
+        seconds: that any one program may take.
 
     Raises:
         CommunicatorError: a rank failed meanwhile.
     """
-    return _Meter(world).run(fresh)
+    return _Meter(world, seconds).run(fresh)
 
 
-def largest(world: Communicator, value: float) -> float:
+def largest(world: Communicator, value: float, seconds: float = 60.0) -> float:
     """The largest of all ranks' values. Collective."""
     cells = array("d", [value])
     plan = world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
     address = _native.address_of(cells, True)[0]
-    status = world._native.run(plan, address, address, _SECONDS)
+    status = world._native.run(plan, address, address, seconds)
     if status:
-        raise world._fail(status, Call("agreeing on a measurement", caller(), _SECONDS))
+        raise world._fail(status, Call("agreeing on a measurement", caller(), seconds))
     return cells[0]
 
 
 class _Meter:
     """The measurement of one communicator, on one rank."""
 
-    def __init__(self, world: Communicator) -> None:
+    def __init__(self, world: Communicator, seconds: float) -> None:
         self._world = world
+        self._seconds = seconds
         self._memory = bytearray(max(_LARGEST, _MEMORY) + 64)
         self._address = -(-_native.address_of(self._memory, True)[0] // 64) * 64
         self._hosts = world.hosts
         self._names = world.host_names
-        planner = world._planner
-        assert isinstance(planner, Planner)
-        self._window = planner.world.window_bytes
-        self._access = planner.world.access
+        self._window = world._chooser.world.window_bytes
+        self._access = world._chooser.world.access
         self._phases = representatives(self._hosts, world.cliques)
         self._pairs = [pair for phase in self._phases for pair in phase]
         self._home = next(members for members in self._hosts if world.rank in members)
@@ -282,16 +279,16 @@ class _Meter:
         )
         best = math.inf
         for _ in range(repeats):
-            world.barrier()
+            world.barrier(timeout=self._seconds)
             start = time.perf_counter()
             self._run(plan, self._address)
             best = min(best, time.perf_counter() - start)
         return best
 
     def _run(self, plan: _native.Plan, address: int) -> None:
-        status = self._world._native.run(plan, address, address, _SECONDS)
+        status = self._world._native.run(plan, address, address, self._seconds)
         if status:
-            raise self._world._fail(status, Call("measuring the costs of links", caller(), _SECONDS))
+            raise self._world._fail(status, Call("measuring the costs of links", caller(), self._seconds))
 
     def _agree(self, values: Sequence[float]) -> list[float]:
         """The sums of all ranks' values, the same bits everywhere."""
@@ -304,7 +301,7 @@ class _Meter:
         return list(cells)
 
     def _slowest(self, value: float) -> float:
-        return largest(self._world, value)
+        return largest(self._world, value, self._seconds)
 
     def _costs(self, table: Sequence[float]) -> Costs:
         """Medians of the agreed table."""
