@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from .cost import Scene
+from .program import Program
 from .registry import Algorithm, Options
 from .select import MOST_RANKS, Request, Setting
 from .simulate import programs_of, simulate
 
-#: The most steps that are played for one algorithm: some 20 ms.
-MOST_STEPS = 20_000
+#: The most steps that are played for one algorithm: some ms.
+MOST_STEPS = 2_000
 #: The table's choice is kept while nothing is predicted to take less than this part of its time.
 MARGIN = 0.95
 
@@ -72,8 +73,13 @@ class _Same:
 def _seconds(
     entry: Algorithm, options: Options, place: _Same, operation: str, nbytes: int, root: int
 ) -> float:
-    programs = programs_of(entry, place.scene, root, options)
     try:
-        return simulate(programs, place.scene, operation, nbytes, root, most=MOST_STEPS).seconds
+        programs = _programs(entry, options, place, root)
+        return simulate(programs.__getitem__, place.scene, operation, nbytes, root, most=MOST_STEPS).seconds
     except ValueError:
         return float("inf")
+
+
+@lru_cache(maxsize=256)
+def _programs(entry: Algorithm, options: Options, place: _Same, root: int) -> list[Program]:
+    return list(map(programs_of(entry, place.scene, root, options), range(place.scene.size)))
