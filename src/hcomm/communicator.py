@@ -179,21 +179,25 @@ class Communicator(Exchanges, PointToPoint):
         """What its links and hosts are taken to cost: assumed, until `measure_costs` was called."""
         return self._costs
 
-    def measure_costs(self, *, fresh: bool = False) -> Costs:
+    def measure_costs(self, *, fresh: bool = False, times: int = 1) -> Costs:
         """Measure what links and memory cost; from then on algorithms are chosen by it. Collective; up to 100 ms, less
-        where results are kept from an earlier run in the user's cache folder (`fresh`: measure again).
+        where results are kept from an earlier run in the user's cache folder.
+
+        Args:
+            fresh: measure again.
+            times: measure as often, and keep the least: for busy machines.
 
         Raises:
             CommunicatorError: a rank failed meanwhile.
         """
         self._check()
-        return self._measure(fresh, self._timeout)
+        return self._measure(fresh, self._timeout, times)
 
-    def _measure(self, fresh: bool, seconds: float) -> Costs:
+    def _measure(self, fresh: bool, seconds: float, times: int = 1) -> Costs:
         from hcomm.costs import measure
 
         self._measures = False
-        self._costs = measure(self, fresh=fresh, seconds=seconds)
+        self._costs = measure(self, fresh=fresh, seconds=seconds, times=times)
         world = self._chooser.world
         self._chooser.use_costs(
             Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)

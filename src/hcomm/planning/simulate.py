@@ -187,7 +187,8 @@ def point(candidate: Candidate, scene: Scene, operation: str, nbytes: int, root:
     if candidate.obstacle:
         return Point(candidate.name, nbytes, hosts, ranks, None, candidate.obstacle)
     try:
-        played = simulate(programs_of(candidate.entry, scene, root), scene, operation, nbytes, root)
+        options = candidate.entry.fitted((), nbytes, scene.size)
+        played = simulate(programs_of(candidate.entry, scene, root, options), scene, operation, nbytes, root)
     except ValueError as error:
         return Point(candidate.name, nbytes, hosts, ranks, None, str(error))
     note = "" if played.exact else "extrapolated in the number of tiles"
