@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .cost import Price, Scene, price
-from .select import Request, Setting, _rounds_once, select
+from .select import Request, Setting, _rounds_once, select, settled
 from .simulate import candidates, programs_of
 
 #: Predictions this close count as equal.
@@ -78,9 +78,7 @@ def explain(world: Setting, scene: Scene, request: Request, asked: str | None = 
         if candidate.obstacle:
             prices.append(Price(candidate.name, float("inf"), obstacle=candidate.obstacle))
             continue
-        given = (
-            options if candidate.entry is chosen else candidate.entry.fitted((), request.nbytes, scene.size)
-        )
+        given = options if candidate.entry is chosen else settled(candidate.entry, (), world, request)
         programs = programs_of(candidate.entry, scene, request.root, given)
         prices.append(price(candidate.name, programs, scene, request.operation, request.nbytes, request.root))
         if once and not candidate.entry.reduces_once:

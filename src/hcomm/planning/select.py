@@ -149,7 +149,7 @@ def select(world: Setting, request: Request, asked: str | None = None) -> Select
         source = f"the setting {option_name(request.operation)}"
     wish = override.parse(request.operation, text, argument)
     if rule := wish.rule(request.nbytes):
-        options = _with_settings(rule.entry, rule.options, world, request)
+        options = settled(rule.entry, rule.options, world, request)
         if problem := obstacle(rule.entry, world, request, options):
             raise UnknownAlgorithm(
                 f"{request.operation} algorithm '{rule.entry.name}' (asked for by {source}) cannot run: {problem}"
@@ -162,7 +162,7 @@ def select(world: Setting, request: Request, asked: str | None = None) -> Select
         choices = [*choices, *_others(world, request)]
     for name, why in choices:
         entry = lookup(request.operation, name)
-        options = _with_settings(entry, (), world, request)
+        options = settled(entry, (), world, request)
         if name not in wish.excluded and not obstacle(entry, world, request, options):
             return Selection(entry, options, why)
     if wish.excluded:
@@ -179,7 +179,7 @@ def cheapest_name(
     once = _rounds_once(world, request)
     able = []
     for entry in algorithms(request.operation):
-        options = _with_settings(entry, (), world, request)
+        options = settled(entry, (), world, request)
         # Whether peers' buffers can be reached is settled call by call, so nothing can be promised of such algorithms.
         usable = entry.requires is not Requirement.ACCESS and (entry.reduces_once or not once)
         if usable and entry.name not in excluded and not obstacle(entry, world, request, options):
@@ -187,7 +187,7 @@ def cheapest_name(
     return by_cost(world, request, able, [name for name, _ in table])
 
 
-def _with_settings(entry: Algorithm, options: Options, world: Setting, request: Request) -> Options:
+def settled(entry: Algorithm, options: Options, world: Setting, request: Request) -> Options:
     """`options`, and what settings and sizes say of others: chunks of rings and trees, groups of fast links."""
     options = entry.fitted(options, request.nbytes, world.size)
     if world.groups and "groups" in entry.defaults and "groups" not in dict(options):
