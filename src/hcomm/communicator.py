@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcomm import _native
@@ -20,8 +20,7 @@ from hcomm.planning import override
 from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
-from hcomm.planning.select import LATENCY_BYTES, MOST_RANKS, Request, option_name
-from hcomm.plans import Signature
+from hcomm.planning.select import MOST_RANKS, Request, option_name
 from hcomm.point_to_point import PointToPoint
 from hcomm.surroundings import crowded
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from hcomm.bootstrap import Wiring, World
     from hcomm.planning.explain import Explanation
     from hcomm.planning.groups import GroupPlan
-
-#: Operations in which no rank is done before all have come.
-_MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 
 class Link(NamedTuple):
@@ -118,9 +114,6 @@ class Communicator(Exchanges, PointToPoint):
         self._settings = settings
         self._costs = Costs()
         self._described = fast
-        wanted = settings.text("MEASURE_COSTS")
-        several = len(self.hosts) > 1
-        self._measures = 1 < self._size <= MOST_RANKS and (wanted == "on" or (wanted == "auto" and several))
 
     def _held(self) -> list[object]:
         return [*super()._held(), self._engine]
@@ -196,32 +189,36 @@ class Communicator(Exchanges, PointToPoint):
     def _measure(self, fresh: bool, seconds: float, times: int = 1) -> Costs:
         from hcomm.costs import measure
 
-        self._measures = False
-        self._costs = measure(self, fresh=fresh, seconds=seconds, times=times)
+        self._use_costs(measure(self, fresh=fresh, seconds=seconds, times=times))
+        return self._costs
+
+    def _use_costs(self, costs: Costs) -> None:
+        self._costs = costs
         world = self._chooser.world
-        self._chooser.use_costs(
-            Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
-        )
+        self._chooser.use_costs(Scene(self.hosts, self._cliques, costs, window_bytes=world.window_bytes))
         # All ranks forget at the same call: a plan that only some had kept would be another algorithm.
         self._plans.clear()
         self._fast.clear()
-        return self._costs
 
-    def _settle(self, signature: Signature, seconds: float, describe: Callable[[], str]) -> None:
-        """Measure costs before the first call that they matter to.
+    def settle_costs(self, parent: Communicator | None = None) -> None:
+        """See to it that algorithms are chosen by measured costs, where they are to be: by those of `parent`, if it
+        has any, or by its own. Collective, and part of making a communicator: later calls may be asynchronous on some
+        ranks and not on others, so that none of them could stop to measure.
 
-        That is a blocking one in which no rank is done before all have come, so that waiting for all changes nothing;
-        of more bytes than latency decides about; for which no algorithm was asked. All ranks find the same call.
+        Raises:
+            InitError: a rank failed meanwhile.
         """
-        operation = signature.operation
-        asked = signature.algorithm or self._algorithms.get(operation)
-        asked = asked or self._chooser.world.options.get(option_name(operation))
-        if asked or operation not in _MEETING or signature.nbytes <= LATENCY_BYTES:
+        wanted = self._settings.text("MEASURE_COSTS")
+        if wanted == "off" or not 1 < self._size <= MOST_RANKS or (wanted == "auto" and len(self.hosts) < 2):
+            return
+        if parent is not None:
+            if parent.costs.measured:
+                self._use_costs(parent.costs)
             return
         try:
-            self._measure(False, seconds)
+            self._measure(False, self._settings.seconds("INIT_TIMEOUT"))
         except CommunicatorError as error:
-            raise type(error)(f"{describe()}, measuring costs before: {error}", error.ranks) from error
+            raise InitError(f"{error}; this was measured for the choice of algorithms") from error
 
     def explain(
         self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
@@ -338,6 +335,7 @@ class Communicator(Exchanges, PointToPoint):
             lost=self._lost,
         )
         group = Communicator(self._engine, self._job, wiring, settings, label, algorithm, self._described)
+        group.settle_costs(self)
         group.announce()
         group.warn_slow_links()
         return group

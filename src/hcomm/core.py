@@ -63,8 +63,6 @@ class Core:
     #: HCOMM_DEBUG=trace: every call is told, by `_who`.
     _tracing = False
     _who = ""
-    #: Costs are still to be measured, by the first call that needs them.
-    _measures = False
 
     def __init__(
         self,
@@ -180,9 +178,6 @@ class Core:
         self._plans[signature] = plan
         return plan
 
-    def _settle(self, signature: Signature, seconds: float, describe: Callable[[], str]) -> None:
-        """Measure costs, if this call is the one to do it; see `Communicator`."""
-
     def _execute(
         self,
         signature: Signature,
@@ -207,8 +202,6 @@ class Core:
         if self._tracing:
             self._trace(describe())
         seconds = self._seconds(timeout)
-        if self._measures and not async_op:
-            self._settle(signature, seconds, describe)
         plan = self._plan(signature)
         in_address = source.address if source is not None else 0
         out_address = target.address if target is not None else 0

@@ -129,6 +129,7 @@ def init(
         engine = _native.Engine()
         wiring = job.wire_world(agreed_settings(settings, groups=fast))
         communicator = Communicator(engine, job, wiring, settings, fast=fast)
+        communicator.settle_costs()
     except BaseException:
         job.close()
         raise

@@ -61,6 +61,7 @@ def planner(
         (FOUR_HOSTS, "all_reduce", "float32", 8 * MB, "ring"),
         (((0,), (1,), (2,)), "all_reduce", "float32", 96 * KB, "halving_doubling"),
         (((0,), (1,), (2,)), "all_reduce", "float32", MB, "ring"),
+        (((0,), (1,)), "all_reduce", "float32", 256 * KB, "recursive_doubling"),
         (FOUR_HOSTS, "all_reduce", "float16", 8, "pairwise"),
         (FOUR_HOSTS, "all_reduce", "bfloat16", 100 * MB, "pairwise"),
         (FOUR_HOSTS, "broadcast", "float32", MB, "binomial"),

@@ -32,6 +32,8 @@ DIRECT_BYTES = 64 << 10
 CROWDED_ONESHOT_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 4 << 20
 #: Between hosts, up to this size the number of hops decides (bytes).
 LATENCY_BYTES = 64 << 10
+#: The same for two ranks, of which each needs all of the other's vector in any case (bytes).
+PAIR_BYTES = 256 << 10
 #: Up to here halves of halves beat a ring among a power of two of ranks; among others, up to so much for each (bytes).
 HALVING_BYTES, HALVING_BYTES_EACH = 4 << 20, 32 << 10
 #: The most ranks whose programs are played to choose by measured costs: what that takes grows with their square.
@@ -298,7 +300,7 @@ def _anywhere(world: Setting, request: Request, once: bool) -> tuple[str, str]:
 
 
 def _all_reduce(size: int, nbytes: int, few_hops: str, each_byte_once: str) -> tuple[str, str]:
-    if nbytes <= LATENCY_BYTES and size > 1:
+    if size > 1 and nbytes <= (PAIR_BYTES if size == 2 else LATENCY_BYTES):
         return "recursive_doubling", few_hops
     power = size & (size - 1) == 0
     if size > 1 and nbytes <= (HALVING_BYTES if power else size * HALVING_BYTES_EACH):
