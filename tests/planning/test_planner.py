@@ -85,6 +85,29 @@ def test_the_table(cliques, operation: str, dtype: str, nbytes: int, algorithm: 
 
 
 @pytest.mark.parametrize(
+    ("nbytes", "dtype", "algorithm"),
+    [
+        (8 * KB, "float32", "oneshot"),
+        (32 * KB, "float32", "star"),
+        (4 * MB, "float32", "torus2d"),
+        (4 * MB + 64, "float32", "direct"),
+        (16 * KB, "bfloat16", "staged"),
+        (MB, "bfloat16", "staged"),
+        (100 * MB, "bfloat16", "direct"),
+    ],
+)
+def test_more_ranks_than_processors(nbytes: int, dtype: str, algorithm: str) -> None:
+    p = Planner(0, 4, ONE_HOST, window_bytes=4 * MB, access=True, settings={}, crowded=True)
+    assert p.choose("all_reduce", dtype, "sum", nbytes, None).algorithm == algorithm
+    # Two ranks are never more than what a machine has, or it does not matter.
+    pair = Planner(0, 2, ((0, 1),), window_bytes=4 * MB, access=True, settings={}, crowded=True)
+    alone = Planner(0, 2, ((0, 1),), window_bytes=4 * MB, access=True, settings={})
+    assert pair.choose("all_reduce", dtype, "sum", nbytes, None).algorithm == (
+        alone.choose("all_reduce", dtype, "sum", nbytes, None).algorithm
+    )
+
+
+@pytest.mark.parametrize(
     "cliques", [((0,),), ((0, 1),), ((0,), (1,)), ONE_HOST, TWO_HOSTS, FOUR_HOSTS], ids=str
 )
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
-#: Where ranks outnumber processors, more than this is not shown whole, and up to the second goes through the engine's
-#: rings: it makes 6 ranks wait for 6 messages each, and not all for the slowest in every tile (bytes).
-CROWDED_ONESHOT_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 4 << 20
+#: Where ranks outnumber processors, up to the first size vectors are shown whole, up to the second one rank adds up all,
+#: and up to the third they go through the engine's rings: then a rank waits for the messages of its neighbours, and not
+#: in every tile for whoever comes last (bytes; 3 and 4 ranks on 2 processors).
+CROWDED_ONESHOT_BYTES, CROWDED_STAR_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 32 << 10, 4 << 20
 #: Between hosts, up to this size the number of hops decides (bytes).
 LATENCY_BYTES = 64 << 10
 #: The same for two ranks, of which each needs all of the other's vector in any case (bytes).
@@ -251,7 +252,11 @@ def _crowded(request: Request, once: bool) -> list[tuple[str, str]]:
         return [("oneshot", f"{why}, at most {CROWDED_ONESHOT_BYTES} bytes: one meeting")]
     if request.nbytes > CROWDED_RINGS_BYTES:
         return [("direct", f"{why}, more than {CROWDED_RINGS_BYTES} bytes: two meetings in all")]
-    return [] if once else [("torus2d", f"{why}: neighbours wait for each other, not all for all")]
+    if once:
+        return []
+    if request.nbytes <= CROWDED_STAR_BYTES:
+        return [("star", f"{why}, at most {CROWDED_STAR_BYTES} bytes: fewest turns")]
+    return [("torus2d", f"{why}: neighbours wait for each other, not all for all")]
 
 
 def _fast_groups(world: Setting, request: Request, once: bool) -> tuple[str, str] | None:
