@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
-#: Where ranks outnumber processors, up to the first size vectors are shown whole, up to the second one rank adds up all,
-#: and up to the third they go through the engine's rings: then a rank waits for the messages of its neighbours, and not
-#: in every tile for whoever comes last (bytes; 3 and 4 ranks on 2 processors).
+#: Where ranks outnumber processors, up to the first size vectors are shown whole, up to the second one rank adds up
+#: all, and up to the third they go through the engine's rings: then a rank waits for the messages of its neighbours,
+#: and not in every tile for whoever comes last (bytes; 3 and 4 ranks on 2 processors).
 CROWDED_ONESHOT_BYTES, CROWDED_STAR_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 32 << 10, 4 << 20
 #: Between hosts, up to this size the number of hops decides (bytes).
 LATENCY_BYTES = 64 << 10
