@@ -13,21 +13,20 @@ from hcomm import _native
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
+from hcomm.costed import Costed
 from hcomm.diagnose import telling
-from hcomm.errors import CommunicatorError, InitError, UnknownAlgorithm
+from hcomm.errors import InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
-from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
-from hcomm.planning.select import MOST_RANKS, Request, option_name
+from hcomm.planning.select import option_name
 from hcomm.point_to_point import PointToPoint
 from hcomm.surroundings import crowded
 
 if TYPE_CHECKING:
     # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
     from hcomm.bootstrap import Wiring, World
-    from hcomm.planning.explain import Explanation
     from hcomm.planning.groups import GroupPlan
 
 
@@ -38,7 +37,7 @@ class Link(NamedTuple):
     reason: str
 
 
-class Communicator(Exchanges, PointToPoint):
+class Communicator(Exchanges, PointToPoint, Costed):
     """Ranks that communicate: made by `hcomm.init()` (all ranks) and `new_group` (some of them).
 
     Inside a communicator ranks are counted from 0 in its own order; `ranks` translates to ranks of the job.
@@ -112,7 +111,6 @@ class Communicator(Exchanges, PointToPoint):
         self._reasons = dict(wiring.reasons)
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
-        self._costs = Costs()
         self._described = fast
 
     def _held(self) -> list[object]:
@@ -150,108 +148,6 @@ class Communicator(Exchanges, PointToPoint):
     def cliques(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that share memory with each other: a partition of all ranks."""
         return self._cliques
-
-    @property
-    def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host: a partition of all ranks, at most as fine as `cliques`."""
-        places: dict[object, list[int]] = {}
-        first = {rank: members[0] for members in self._cliques for rank in members}
-        for rank in range(self._size):
-            # Ranks that share memory are on one host, whatever their containers call themselves.
-            host = self._hosts[first[rank]]
-            places.setdefault((host.boot_id, host.hostname), []).append(rank)
-        return tuple(map(tuple, places.values()))
-
-    @property
-    def host_names(self) -> tuple[str, ...]:
-        """Per rank, the name of its host."""
-        return tuple(host.hostname for host in self._hosts)
-
-    @property
-    def costs(self) -> Costs:
-        """What its links and hosts are taken to cost: assumed, until `measure_costs` was called."""
-        return self._costs
-
-    def measure_costs(self, *, fresh: bool = False, times: int = 1) -> Costs:
-        """Measure what links and memory cost; from then on algorithms are chosen by it. Collective; up to 100 ms, less
-        where results are kept from an earlier run in the user's cache folder.
-
-        Args:
-            fresh: measure again.
-            times: measure as often, and keep the least: for busy machines.
-
-        Raises:
-            CommunicatorError: a rank failed meanwhile.
-        """
-        self._check()
-        return self._measure(fresh, self._timeout, times)
-
-    def _measure(self, fresh: bool, seconds: float, times: int = 1) -> Costs:
-        from hcomm.costs import measure
-
-        self._use_costs(measure(self, fresh=fresh, seconds=seconds, times=times))
-        return self._costs
-
-    def _use_costs(self, costs: Costs) -> None:
-        self._costs = costs
-        world = self._chooser.world
-        self._chooser.use_costs(Scene(self.hosts, self._cliques, costs, window_bytes=world.window_bytes))
-        # All ranks forget at the same call: a plan that only some had kept would be another algorithm.
-        self._plans.clear()
-        self._fast.clear()
-
-    def settle_costs(self, parent: Communicator | None = None) -> None:
-        """See to it that algorithms are chosen by measured costs, where they are to be: by those of `parent`, if it
-        has any, or by its own. Collective, and part of making a communicator: later calls may be asynchronous on some
-        ranks and not on others, so that none of them could stop to measure.
-
-        Raises:
-            InitError: a rank failed meanwhile.
-        """
-        wanted = self._settings.text("MEASURE_COSTS")
-        if wanted == "off" or not 1 < self._size <= MOST_RANKS or (wanted == "auto" and len(self.hosts) < 2):
-            return
-        if parent is not None:
-            if parent.costs.measured:
-                self._use_costs(parent.costs)
-            return
-        try:
-            self._measure(False, self._settings.seconds("INIT_TIMEOUT"))
-        except CommunicatorError as error:
-            raise InitError(f"{error}; this was measured for the choice of algorithms") from error
-
-    def explain(
-        self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
-    ) -> Explanation:
-        """Which algorithm a call would use, what each is predicted to cost, and why each lost. Communicates nothing.
-
-        Args:
-            operation: such as `all_reduce`.
-            nbytes: of the whole tensor, or of the big side of gather-like operations.
-            dtype: element type.
-            op: operator of a reduction.
-            root: of a rooted operation.
-
-        Returns:
-            The explanation; print it.
-
-        Raises:
-            ValueError: there is no such operation or root, or `nbytes` is negative.
-            UnknownAlgorithm: an algorithm was asked for by a setting that cannot run here.
-        """
-        from hcomm.planning.explain import explain
-
-        if operation not in OPERATIONS:
-            raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
-        if nbytes < 0:
-            raise ValueError(f"nbytes must not be negative, not {nbytes}")
-        self._check_alive()
-        world = self._chooser.world
-        scene = world.scene
-        if scene is None:
-            scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
-        request = Request(operation, dtype, op, nbytes, self._peer(root, "root"))
-        return explain(world, scene, request, self._algorithms.get(operation))
 
     @property
     def backend_name(self) -> str:
