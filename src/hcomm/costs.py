@@ -157,17 +157,20 @@ class _Meter:
         """(α, β) of every pair."""
         found: dict[Pair, tuple[float, ...]] = {}
         for phase in self._phases:
-            # A network may let through at once what it saved up in a pause: few messages, but large ones.
+            # Few messages between hosts, but large ones.
             seconds, repeats = (0.03, 3) if phase[0].link == "tcp" else (_SHARE, _REPEATS)
             latency = self._time(partial(_exchanges, pairs=phase, rounds=_ROUNDS), _ITEM) / _ROUNDS
             once = partial(_round_trips, pairs=phase, rounds=1)
             trial = self._time(once, _TRIAL, repeats=repeats) / 2
             mine = any(self._world.rank == self._owner(pair) for pair in phase)
             slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
-            nbytes = _TRIAL
+            # One slow message is no reason for small ones: a network lets some pass at once after a pause.
+            nbytes = least = 4 * _TRIAL if phase[0].link == "tcp" else _TRIAL
             if slowest > 0:
-                nbytes = min(_LARGEST, max(_TRIAL, int(seconds / (2 * repeats) / slowest) // 64 * 64))
+                nbytes = min(_LARGEST, max(least, int(seconds / (2 * repeats) / slowest) // 64 * 64))
             large = self._time(once, nbytes, repeats=repeats) / 2
+            if phase[0].link == "tcp":  # again: what a network saved up in a pause, it let through at once
+                large = self._time(once, nbytes, repeats=repeats) / 2
             alpha = max(latency - 2 * _STEP, 1e-8)
             # On a busy machine the small ones may have waited longer than the large ones took.
             beta = max(large - latency, large / 2) / nbytes
