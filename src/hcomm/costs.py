@@ -36,6 +36,8 @@ _ROUNDS = 16
 _TRIAL = 64 << 10
 #: Seconds that all runs of one program should take, after the first two.
 _SHARE = 0.005
+#: Seconds that two large messages over a network should take.
+_NETWORK_SHARE = 0.03
 _LARGEST = 1 << 20
 #: Bytes of copies and reductions: more than a core keeps to itself.
 _MEMORY = 2 << 20
@@ -155,27 +157,31 @@ class _Meter:
 
     def _links(self) -> dict[Pair, tuple[float, ...]]:
         """(α, β) of every pair."""
-        found: dict[Pair, tuple[float, ...]] = {}
-        for phase in self._phases:
-            # Few messages between hosts, but large ones.
-            seconds, repeats = (0.03, 3) if phase[0].link == "tcp" else (_SHARE, _REPEATS)
-            latency = self._time(partial(_exchanges, pairs=phase, rounds=_ROUNDS), _ITEM) / _ROUNDS
-            once = partial(_round_trips, pairs=phase, rounds=1)
-            trial = self._time(once, _TRIAL, repeats=repeats) / 2
-            mine = any(self._world.rank == self._owner(pair) for pair in phase)
-            slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
-            # One slow message is no reason for small ones: a network lets some pass at once after a pause.
-            nbytes = least = 4 * _TRIAL if phase[0].link == "tcp" else _TRIAL
-            if slowest > 0:
-                nbytes = min(_LARGEST, max(least, int(seconds / (2 * repeats) / slowest) // 64 * 64))
-            large = self._time(once, nbytes, repeats=repeats) / 2
-            if phase[0].link == "tcp":  # again: what a network saved up in a pause, it let through at once
-                large = self._time(once, nbytes, repeats=repeats) / 2
-            alpha = max(latency - 2 * _STEP, 1e-8)
-            # On a busy machine the small ones may have waited longer than the large ones took.
-            beta = max(large - latency, large / 2) / nbytes
-            found.update(dict.fromkeys(phase, (alpha, beta)))
-        return found
+        return {pair: costs for phase in self._phases for pair, costs in self._phase(phase).items()}
+
+    def _phase(self, phase: Sequence[Pair]) -> dict[Pair, tuple[float, ...]]:
+        """(α, β) of pairs that are measured at the same time."""
+        latency = self._time(partial(_exchanges, pairs=phase, rounds=_ROUNDS), _ITEM) / _ROUNDS
+        network = phase[0].link == "tcp"
+        once = partial(_deliveries if network else _round_trips, pairs=phase)
+        ways, repeats = (1, 3) if network else (2, _REPEATS)
+
+        def seconds(nbytes: int) -> float:
+            return self._time(once, nbytes, repeats=repeats) / ways
+
+        trial = seconds(_TRIAL)
+        mine = any(self._world.rank == self._owner(pair) for pair in phase)
+        slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
+        share = _NETWORK_SHARE if network else _SHARE / _REPEATS
+        nbytes = _TRIAL
+        if slowest > 0:
+            nbytes = min(_LARGEST, max(_TRIAL, int(share / slowest / 2) // 128 * 128))
+        large = seconds(nbytes)
+        # On a busy machine the small ones may have waited longer than the large ones took.
+        beta = max(large - latency, large / 2) / nbytes
+        if network:  # What it saved up in a pause passes at once: in both of these, so not in the difference.
+            beta = max(beta, (large - seconds(nbytes // 2)) / (nbytes // 2))
+        return dict.fromkeys(phase, (max(latency - 2 * _STEP, 1e-8), beta))
 
     def _local(self) -> tuple[float, ...]:
         """The row of this host, in the order of _LOCAL."""
@@ -358,15 +364,24 @@ def _exchanges(p: Builder, pairs: Sequence[Pair], rounds: int) -> None:
             p.recv(pair.b if p.rank == pair.a else pair.a, p.scratch(0, like=p.output()))
 
 
-def _round_trips(p: Builder, pairs: Sequence[Pair], rounds: int) -> None:
+def _deliveries(p: Builder, pairs: Sequence[Pair]) -> None:
+    """Vectors go from the first of each pair to the second, which says when it has them."""
+    word = p.chunk(0, of=1024)
+    for pair in pairs:
+        if p.rank == pair.a:
+            p.send(pair.b, p.output())
+            p.recv(pair.b, p.scratch(0, like=word))
+        elif p.rank == pair.b:
+            p.recv(pair.a, p.scratch(0, like=p.output()))
+            p.send(pair.a, word)
+
+
+def _round_trips(p: Builder, pairs: Sequence[Pair]) -> None:
     """Vectors go back and forth between the ranks of each pair."""
     for pair in pairs:
-        if p.rank not in (pair.a, pair.b):
-            continue
-        peer, first = (pair.b, True) if p.rank == pair.a else (pair.a, False)
-        for _ in range(rounds):
-            if first:
-                p.send(peer, p.output())
-            p.recv(peer, p.scratch(0, like=p.output()))
-            if not first:
-                p.send(peer, p.output())
+        if p.rank == pair.a:
+            p.send(pair.b, p.output())
+            p.recv(pair.b, p.scratch(0, like=p.output()))
+        elif p.rank == pair.b:
+            p.recv(pair.a, p.scratch(0, like=p.output()))
+            p.send(pair.a, p.output())
