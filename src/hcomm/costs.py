@@ -169,13 +169,13 @@ class _Meter:
         def seconds(nbytes: int) -> float:
             return self._time(once, nbytes, repeats=repeats) / ways
 
-        trial = seconds(_TRIAL)
-        mine = any(self._world.rank == self._owner(pair) for pair in phase)
-        slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
-        share = _NETWORK_SHARE if network else _SHARE / _REPEATS
-        nbytes = _TRIAL
-        if slowest > 0:
-            nbytes = min(_LARGEST, max(_TRIAL, int(share / slowest / 2) // 128 * 128))
+        nbytes = _LARGEST
+        if network:
+            mine = any(self._world.rank == self._owner(pair) for pair in phase)
+            trial = (seconds(_TRIAL) - latency) / _TRIAL
+            slowest = self._slowest(trial if mine else 0.0)
+            if slowest > 0:
+                nbytes = min(_LARGEST, max(_TRIAL, int(_NETWORK_SHARE / slowest / 2) // 128 * 128))
         large = seconds(nbytes)
         # On a busy machine the small ones may have waited longer than the large ones took.
         beta = max(large - latency, large / 2) / nbytes
