@@ -44,10 +44,17 @@ def _init(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str
     return {"seconds": seconds}
 
 
+def _selection(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    from benchmarks.choices import run
+
+    return run(arguments["sizes"], arguments["also"], arguments["budget"], meeting)
+
+
 TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "all_reduce": _all_reduce,
     "growth": _growth,
     "init": _init,
+    "selection": _selection,
 }
 
 

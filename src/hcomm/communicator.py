@@ -14,20 +14,21 @@ from hcomm.buffers import Buffer
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
 from hcomm.core import Planner
+from hcomm.costed import Costed
 from hcomm.diagnose import telling
 from hcomm.errors import InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
-from hcomm.planning.cost import Costs, Scene
 from hcomm.planning.planner import Planner as ProgramPlanner
 from hcomm.planning.registry import algorithms as registered
-from hcomm.planning.select import Request, option_name
+from hcomm.planning.select import option_name
 from hcomm.point_to_point import PointToPoint
+from hcomm.surroundings import crowded
 
 if TYPE_CHECKING:
     # Sockets and their kin are loaded by init(), so that `import hcomm` stays cheap.
     from hcomm.bootstrap import Wiring, World
-    from hcomm.planning.explain import Explanation
+    from hcomm.planning.groups import GroupPlan
 
 
 class Link(NamedTuple):
@@ -37,15 +38,19 @@ class Link(NamedTuple):
     reason: str
 
 
-class Communicator(Exchanges, PointToPoint):
+class Communicator(Exchanges, PointToPoint, Costed):
     """Ranks that communicate: made by `hcomm.init()` (all ranks) and `new_group` (some of them).
 
     Inside a communicator ranks are counted from 0 in its own order; `ranks` translates to ranks of the job.
     """
 
     def __init__(self, engine: _native.Engine, job: World, wiring: Wiring, settings: Settings, name: str = "",
-                 algorithm: str | Mapping[str, str] | None = None, priority: int = 0) -> None:  # fmt: skip
-        """Made by `init` and `new_group`. Takes over the descriptors of `wiring`."""
+                 algorithm: str | Mapping[str, str] | None = None, priority: int = 0,
+                 fast: GroupPlan | None = None) -> None:  # fmt: skip
+        """Made by `init` and `new_group`. Takes over the descriptors of `wiring`.
+
+        `fast` are the groups of fast links that the user described, of all ranks of the job.
+        """
         clique = next(members for members in wiring.cliques if wiring.rank in members)
         buffer_bytes = settings.size("BUFFER_SIZE")
         chosen = _algorithms(algorithm)
@@ -71,14 +76,19 @@ class Communicator(Exchanges, PointToPoint):
             priority=priority,
             label=name,
         )
-        planner: Planner = ProgramPlanner(
+        near = fast.restricted(wiring.ranks) if fast else None
+        self._chooser = ProgramPlanner(
             wiring.rank,
             wiring.size,
             wiring.cliques,
             window_bytes=_native.operation_window_bytes(buffer_bytes),
             access=wiring.access,
             settings={key: str(value) for key, value in settings.items()},
+            crowded=crowded(wiring.hosts),
+            groups=near.text if near else "",
+            inside="ring" if near and near.inside == "ring" else "direct",
         )
+        planner: Planner = self._chooser
         level = settings.text("DEBUG")
         who = f"rank {wiring.ranks[wiring.rank]}" + (f" in {_quoted(name)}" if name else "")
         if level != "off":
@@ -105,7 +115,7 @@ class Communicator(Exchanges, PointToPoint):
         self._reasons = dict(wiring.reasons)
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
-        self._costs = Costs()
+        self._described = fast
         if settings.text("AUTO_REGISTER") == "on" and len(clique) == wiring.size > 1:
             self._automatic = memory.Automatic(self, engine)
             self._noted_bytes = native.noted_bytes = memory.Automatic.LEAST
@@ -168,73 +178,6 @@ class Communicator(Exchanges, PointToPoint):
     def cliques(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that share memory with each other: a partition of all ranks."""
         return self._cliques
-
-    @property
-    def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host: a partition of all ranks, at most as fine as `cliques`."""
-        places: dict[object, list[int]] = {}
-        first = {rank: members[0] for members in self._cliques for rank in members}
-        for rank in range(self._size):
-            # Ranks that share memory are on one host, whatever their containers call themselves.
-            host = self._hosts[first[rank]]
-            places.setdefault((host.boot_id, host.hostname), []).append(rank)
-        return tuple(map(tuple, places.values()))
-
-    @property
-    def host_names(self) -> tuple[str, ...]:
-        """Per rank, the name of its host."""
-        return tuple(host.hostname for host in self._hosts)
-
-    @property
-    def costs(self) -> Costs:
-        """What its links and hosts are taken to cost: assumed, until `measure_costs` was called."""
-        return self._costs
-
-    def measure_costs(self, *, fresh: bool = False) -> Costs:
-        """Measure what links and memory cost, for `explain`. Collective; up to 100 ms, less where results are kept
-        from an earlier run in the user's cache folder (`fresh`: measure again).
-
-        Raises:
-            CommunicatorError: a rank failed meanwhile.
-        """
-        from hcomm.costs import measure
-
-        self._check()
-        self._costs = measure(self, fresh=fresh)
-        return self._costs
-
-    def explain(
-        self, operation: str, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
-    ) -> Explanation:
-        """Which algorithm a call would use, what each is predicted to cost, and why each lost. Communicates nothing.
-
-        Args:
-            operation: such as `all_reduce`.
-            nbytes: of the whole tensor, or of the big side of gather-like operations.
-            dtype: element type.
-            op: operator of a reduction.
-            root: of a rooted operation.
-
-        Returns:
-            The explanation; print it.
-
-        Raises:
-            ValueError: there is no such operation or root, or `nbytes` is negative.
-            UnknownAlgorithm: an algorithm was asked for by a setting that cannot run here.
-        """
-        from hcomm.planning.explain import explain
-
-        if operation not in OPERATIONS:
-            raise ValueError(f"unknown operation '{operation}'; known: {', '.join(OPERATIONS)}")
-        if nbytes < 0:
-            raise ValueError(f"nbytes must not be negative, not {nbytes}")
-        self._check_alive()
-        planner = self._planner
-        assert isinstance(planner, ProgramPlanner)
-        world = planner.world
-        scene = Scene(self.hosts, self._cliques, self._costs, window_bytes=world.window_bytes)
-        request = Request(operation, dtype, op, nbytes, self._peer(root, "root"))
-        return explain(world, scene, request, self._algorithms.get(operation))
 
     @property
     def backend_name(self) -> str:
@@ -321,8 +264,16 @@ class Communicator(Exchanges, PointToPoint):
             lost=self._lost,
         )
         group = Communicator(
-            self._engine, self._job, wiring, settings, label, algorithm, operator.index(priority)
+            self._engine,
+            self._job,
+            wiring,
+            settings,
+            label,
+            algorithm,
+            operator.index(priority),
+            self._described,
         )
+        group.settle_costs(self)
         group.announce()
         group.warn_slow_links()
         return group
@@ -412,7 +363,9 @@ def _quoted(name: str) -> str:
 
 
 def agreed_settings(
-    settings: Settings, algorithm: str | Mapping[str, str] | None = None
+    settings: Settings,
+    algorithm: str | Mapping[str, str] | None = None,
+    groups: GroupPlan | None = None,
 ) -> dict[str, str | dict[str, str]]:
     """What all members must have alike, because they choose algorithms by it.
 
@@ -428,6 +381,8 @@ def agreed_settings(
         "HCOMM_DETERMINISTIC": settings.text("DETERMINISTIC"),
         "HCOMM_RING_CHUNK_SIZE": settings.text("RING_CHUNK_SIZE"),
         "HCOMM_OVERLAP_MEMCPY": settings.text("OVERLAP_MEMCPY"),
+        "HCOMM_MEASURE_COSTS": settings.text("MEASURE_COSTS"),
+        "groups of fast links": f"{groups.inside} {groups.text}" if groups else "",
         "algorithms": {**forced, **_algorithms(algorithm)},
     }
 

@@ -1,7 +1,7 @@
 """Measuring what links and memory cost, with a running communicator.
 
-What is timed are programs, run by the same engine as everything else: round trips for α and β, copies and reductions
-in memory, meetings. So Python's part of a call is in none of the figures but `call`.
+What is timed are programs, run by the same engine as everything else: exchanges for α, round trips for β, copies and
+reductions in memory, meetings. So Python's part of a call is in none of the figures but `call`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call
 from hcomm.planning.builder import Builder, Requirement
 from hcomm.planning.cost import DEFAULT_LINKS, Costs, LinkCost
-from hcomm.planning.planner import Planner
 from hcomm.planning.program import Program
 from hcomm.plans import Signature, agreement
 from hcomm.topology.measure import Pair, load, representatives, store
@@ -31,28 +30,30 @@ if TYPE_CHECKING:
     from hcomm.communicator import Communicator
 
 _ITEM = 4
-#: Round trips of an empty message, whose mean is α.
+#: Exchanges of an empty message, whose mean is α.
 _ROUNDS = 16
 #: Bytes that find out how many are affordable.
 _TRIAL = 64 << 10
-#: Seconds that the round trips of one phase with large messages should take.
-_PHASE_SECONDS = 0.05
+#: Seconds that all runs of one program should take, after the first two.
+_SHARE = 0.005
+#: Seconds that two large messages over a network should take.
+_NETWORK_SHARE = 0.03
 _LARGEST = 1 << 20
 #: Bytes of copies and reductions: more than a core keeps to itself.
 _MEMORY = 2 << 20
-#: The most seconds that any one program may take.
-_SECONDS = 60.0
 #: How often a program runs.
 _REPEATS = 8
+#: Bytes that caches do not keep.
+_FAR = 16 << 20
 #: Bytes that a pair of ranks shows each other in its windows, and how often.
 _SHOWN = 512 << 10
 _SHOWS = 3
-#: Per host: copy, reduce, memory, meet, call, cores, fetch, reach, access.
-_LOCAL = 9
+#: Per host: copy, reduce, memory, meet, call, cores, far, fetch, reach, access.
+_LOCAL = 10
 _STEP = Costs().step
 
 
-def measure(world: Communicator, *, fresh: bool = False) -> Costs:
+def measure(world: Communicator, *, fresh: bool = False, seconds: float = 60.0, times: int = 1) -> Costs:
     """The costs of a communicator's links and hosts, the same on every rank. Collective: every rank calls it.
 
     Takes up to 100 ms, or a few messages where all of it is kept from an earlier run.
@@ -60,42 +61,44 @@ def measure(world: Communicator, *, fresh: bool = False) -> Costs:
     Args:
         world: the communicator.
         fresh: measure even what is kept.
+        seconds: that any one program may take.
+        times: how often all of it is measured, of which the least counts: for busy machines.
 
     Raises:
         CommunicatorError: a rank failed meanwhile.
     """
-    return _Meter(world).run(fresh)
+    return _Meter(world, seconds).run(fresh, times)
 
 
-def largest(world: Communicator, value: float) -> float:
+def largest(world: Communicator, value: float, seconds: float = 60.0) -> float:
     """The largest of all ranks' values. Collective."""
     cells = array("d", [value])
     plan = world._plan(Signature("all_reduce", "float64", "max", -1, 1, 1, 1, 8))
     address = _native.address_of(cells, True)[0]
-    status = world._native.run(plan, address, address, _SECONDS)
+    status = world._native.run(plan, address, address, seconds)
     if status:
-        raise world._fail(status, Call("agreeing on a measurement", caller(), _SECONDS))
+        raise world._fail(status, Call("agreeing on a measurement", caller(), seconds))
     return cells[0]
 
 
 class _Meter:
     """The measurement of one communicator, on one rank."""
 
-    def __init__(self, world: Communicator) -> None:
+    def __init__(self, world: Communicator, seconds: float) -> None:
         self._world = world
-        self._memory = bytearray(max(_LARGEST, _MEMORY) + 64)
+        self._seconds = seconds
+        # Written, for the kernel shows pages that never were as one and the same, which stays in the nearest cache.
+        self._memory = bytearray(b"\0\x40\x80\x3f") * (max(_LARGEST, _MEMORY, _FAR) // _ITEM + 16)
         self._address = -(-_native.address_of(self._memory, True)[0] // 64) * 64
         self._hosts = world.hosts
         self._names = world.host_names
-        planner = world._planner
-        assert isinstance(planner, Planner)
-        self._window = planner.world.window_bytes
-        self._access = planner.world.access
+        self._window = world._chooser.world.window_bytes
+        self._access = world._chooser.world.access
         self._phases = representatives(self._hosts, world.cliques)
         self._pairs = [pair for phase in self._phases for pair in phase]
         self._home = next(members for members in self._hosts if world.rank in members)
 
-    def run(self, fresh: bool) -> Costs:
+    def run(self, fresh: bool, times: int) -> Costs:
         """The agreed costs."""
         if self._world.size == 1:
             return Costs()
@@ -106,8 +109,10 @@ class _Meter:
         owners = len({self._owner(pair) for pair in self._pairs} | {members[0] for members in self._hosts})
         if round(first[0]) == owners:
             return self._costs(first[1:])
-        links = self._links()
-        own = self._local()
+        links, own = self._links(), self._local()
+        for _ in range(times - 1):
+            links = {pair: _least(row, links[pair]) for pair, row in self._links().items()}
+            own = _least(own, self._local())
         table = [0.0] * width
         for place, pair in enumerate(self._pairs):
             if self._owner(pair) == self._world.rank:
@@ -150,25 +155,33 @@ class _Meter:
 
     # What is timed
 
-    def _links(self) -> dict[Pair, tuple[float, float]]:
+    def _links(self) -> dict[Pair, tuple[float, ...]]:
         """(α, β) of every pair."""
-        found: dict[Pair, tuple[float, float]] = {}
-        for phase in self._phases:
-            # A network may let through at once what it saved up in a pause: few messages, but large ones.
-            repeats = 3 if phase[0].link == "tcp" else _REPEATS
-            latency = self._time(partial(_round_trips, pairs=phase, rounds=_ROUNDS), _ITEM) / (2 * _ROUNDS)
-            once = partial(_round_trips, pairs=phase, rounds=1)
-            trial = self._time(once, _TRIAL, repeats=repeats) / 2
+        return {pair: costs for phase in self._phases for pair, costs in self._phase(phase).items()}
+
+    def _phase(self, phase: Sequence[Pair]) -> dict[Pair, tuple[float, ...]]:
+        """(α, β) of pairs that are measured at the same time."""
+        latency = self._time(partial(_exchanges, pairs=phase, rounds=_ROUNDS), _ITEM) / _ROUNDS
+        network = phase[0].link == "tcp"
+        once = partial(_deliveries if network else _round_trips, pairs=phase)
+        ways, repeats = (1, 3) if network else (2, _REPEATS)
+
+        def seconds(nbytes: int) -> float:
+            return self._time(once, nbytes, repeats=repeats) / ways
+
+        nbytes = _LARGEST
+        if network:
             mine = any(self._world.rank == self._owner(pair) for pair in phase)
-            slowest = self._slowest((trial - latency) / _TRIAL if mine else 0.0)
-            nbytes = _TRIAL
+            trial = (seconds(_TRIAL) - latency) / _TRIAL
+            slowest = self._slowest(trial if mine else 0.0)
             if slowest > 0:
-                nbytes = min(_LARGEST, max(_TRIAL, int(_PHASE_SECONDS / (2 * repeats) / slowest) // 64 * 64))
-            large = self._time(once, nbytes, repeats=repeats) / 2
-            alpha = max(latency - 2 * _STEP, 1e-8)
-            beta = max((large - latency) / nbytes, 1e-13)
-            found.update(dict.fromkeys(phase, (alpha, beta)))
-        return found
+                nbytes = min(_LARGEST, max(_TRIAL, int(_NETWORK_SHARE / slowest / 2) // 128 * 128))
+        large = seconds(nbytes)
+        # On a busy machine the small ones may have waited longer than the large ones took.
+        beta = max(large - latency, large / 2) / nbytes
+        if network:  # What it saved up in a pause passes at once: in both of these, so not in the difference.
+            beta = max(beta, (large - seconds(nbytes // 2)) / (nbytes // 2))
+        return dict.fromkeys(phase, (max(latency - 2 * _STEP, 1e-8), beta))
 
     def _local(self) -> tuple[float, ...]:
         """The row of this host, in the order of _LOCAL."""
@@ -180,6 +193,10 @@ class _Meter:
             if p.rank in busy:
                 for _ in range(2):
                     p.move(dst=p.scratch(0, like=p.output()), src=p.output())
+
+        def copy_far(p: Builder) -> None:
+            if p.rank in busy:
+                p.move(dst=p.scratch(0, like=p.output()), src=p.output())
 
         def add(p: Builder) -> None:
             if p.rank in busy and p.size > 2:  # a move of as many sources as ranks would be a complete sum
@@ -196,6 +213,7 @@ class _Meter:
 
         call = self._time(lambda p: None, _ITEM)
         copied = max(self._time(copy, _MEMORY) - call, 1e-9) / (2 * _MEMORY)
+        away = max(self._time(copy_far, _FAR, repeats=3) - call, 1e-9) / _FAR
         sources = 1 if self._world.size > 2 else 2
         added = max(self._time(add, _MEMORY) - call, 1e-9) / (2 * _MEMORY)
         met = max(self._time(meet, _ITEM) - call, 0.0) / _ROUNDS if len(clique) > 1 else Costs().meet
@@ -206,6 +224,7 @@ class _Meter:
             max(met - _STEP, 1e-8) / max(1.0, len(clique) / cores),
             call,
             float(cores),
+            max(away / copied, 1.0),
             *self._remote(clique, copied, met),
         )
 
@@ -280,18 +299,24 @@ class _Meter:
             agreed=0,
             tile_bytes=0,
         )
-        best = math.inf
-        for _ in range(repeats):
-            world.barrier()
-            start = time.perf_counter()
-            self._run(plan, self._address)
-            best = min(best, time.perf_counter() - start)
-        return best
+
+        def some(times: int) -> tuple[float, float]:
+            best, begin = math.inf, time.perf_counter()
+            for _ in range(times):
+                world.barrier(timeout=self._seconds)
+                start = time.perf_counter()
+                self._run(plan, self._address)
+                best = min(best, time.perf_counter() - start)
+            return best, time.perf_counter() - begin
+
+        first, took = some(2)
+        more = min(repeats - 2, int(2 * _SHARE / self._slowest(took)))
+        return min(first, some(more)[0])
 
     def _run(self, plan: _native.Plan, address: int) -> None:
-        status = self._world._native.run(plan, address, address, _SECONDS)
+        status = self._world._native.run(plan, address, address, self._seconds)
         if status:
-            raise self._world._fail(status, Call("measuring the costs of links", caller(), _SECONDS))
+            raise self._world._fail(status, Call("measuring the costs of links", caller(), self._seconds))
 
     def _agree(self, values: Sequence[float]) -> list[float]:
         """The sums of all ranks' values, the same bits everywhere."""
@@ -304,7 +329,7 @@ class _Meter:
         return list(cells)
 
     def _slowest(self, value: float) -> float:
-        return largest(self._world, value)
+        return largest(self._world, value, self._seconds)
 
     def _costs(self, table: Sequence[float]) -> Costs:
         """Medians of the agreed table."""
@@ -320,22 +345,43 @@ class _Meter:
             links[name] = LinkCost(alpha, beta, share)
         rest = table[2 * len(self._pairs) :]
         columns = [statistics.median(rest[place::_LOCAL]) for place in range(_LOCAL)]
-        names = ("copy", "reduce", "memory", "meet", "call", "cores", "fetch", "reach", "access")
+        names = ("copy", "reduce", "memory", "meet", "call", "cores", "far", "fetch", "reach", "access")
         values: dict[str, Any] = dict(zip(names, columns, strict=True))
         costs = replace(Costs(), **{**values, "cores": round(values["cores"])})
         nic = links["tcp"].beta if "tcp" in links else costs.nic
         return costs.with_links(links, nic=nic, measured=(*sorted(links), "memory"))
 
 
-def _round_trips(p: Builder, pairs: Sequence[Pair], rounds: int) -> None:
+def _least(*rows: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(min, zip(*rows, strict=True)))
+
+
+def _exchanges(p: Builder, pairs: Sequence[Pair], rounds: int) -> None:
+    """The ranks of each pair send to each other at the same time, as collectives mostly do."""
+    for pair in (pair for pair in pairs if p.rank in (pair.a, pair.b)):
+        for _ in range(rounds):
+            p.send(pair.b if p.rank == pair.a else pair.a, p.output())
+            p.recv(pair.b if p.rank == pair.a else pair.a, p.scratch(0, like=p.output()))
+
+
+def _deliveries(p: Builder, pairs: Sequence[Pair]) -> None:
+    """Vectors go from the first of each pair to the second, which says when it has them."""
+    word = p.chunk(0, of=1024)
+    for pair in pairs:
+        if p.rank == pair.a:
+            p.send(pair.b, p.output())
+            p.recv(pair.b, p.scratch(0, like=word))
+        elif p.rank == pair.b:
+            p.recv(pair.a, p.scratch(0, like=p.output()))
+            p.send(pair.a, word)
+
+
+def _round_trips(p: Builder, pairs: Sequence[Pair]) -> None:
     """Vectors go back and forth between the ranks of each pair."""
     for pair in pairs:
-        if p.rank not in (pair.a, pair.b):
-            continue
-        peer, first = (pair.b, True) if p.rank == pair.a else (pair.a, False)
-        for _ in range(rounds):
-            if first:
-                p.send(peer, p.output())
-            p.recv(peer, p.scratch(0, like=p.output()))
-            if not first:
-                p.send(peer, p.output())
+        if p.rank == pair.a:
+            p.send(pair.b, p.output())
+            p.recv(pair.b, p.scratch(0, like=p.output()))
+        elif p.rank == pair.b:
+            p.recv(pair.a, p.scratch(0, like=p.output()))
+            p.send(pair.a, p.output())

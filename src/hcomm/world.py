@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from hcomm import _native, config, ending, memory
 from hcomm.communicator import Communicator, agreed_settings
 from hcomm.errors import AlreadyInitialized, ForkedProcess, NotInitialized
+from hcomm.surroundings import described_groups
 
 if TYPE_CHECKING:
     from hcomm.bootstrap import BootstrapSettings, Probes, World
@@ -97,6 +98,7 @@ def init(
         AlreadyInitialized: called before, without `finalize` since.
         ForkedProcess: called in a child forked after the parent's `init`.
         ConfigError: a setting does not parse.
+        TopologyError: HCOMM_TOPOLOGY, or a hint of groups, is wrong.
         InitError: the job could not be brought up; its subclasses say why (LaunchError: impossible arguments).
     """
     _refuse_second_init()
@@ -121,11 +123,13 @@ def init(
         master_addr=master_addr,
         master_port=master_port,
     )
+    fast = described_groups(os.environ, launch.world_size)
     job = bootstrap.start(launch, _bootstrap_settings(settings), _probes(), _notify, version=VERSION)
     try:
         engine = _native.Engine(settings.size("MAX_CONCURRENT"))
-        wiring = job.wire_world(agreed_settings(settings))
-        communicator = Communicator(engine, job, wiring, settings)
+        wiring = job.wire_world(agreed_settings(settings, groups=fast))
+        communicator = Communicator(engine, job, wiring, settings, fast=fast)
+        communicator.settle_costs()
     except BaseException:
         job.close()
         raise

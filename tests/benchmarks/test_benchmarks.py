@@ -131,3 +131,44 @@ def test_wrong_options_are_refused(option: str, value: str) -> None:
     done = run(option, value, seconds=20)
     assert done.returncode == 2
     assert value in done.stderr.lower()
+
+
+# The race of the choice against all algorithms
+
+
+def test_the_race_tells_what_was_chosen_and_what_is_best(tmp_path: Path) -> None:
+    file = tmp_path / "races.json"
+    words = "-m benchmarks.selection --ranks 2 --transports tcp --sizes 8,64K --launches 1 --budget 0.05"
+    done = subprocess.run(
+        [sys.executable, *words.split(), "--also", "ring(chunk=4KB)", "--json", str(file)],
+        cwd=ROOT,
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within 15% of the best" in done.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["ranks"], row["transport"], row["nbytes"]) for row in rows] == [
+        (2, "tcp", 8),
+        (2, "tcp", 65536),
+    ]
+    for row in rows:
+        assert {"ring", "star", "recursive_doubling", "ring(chunk=4KB)", row["chosen"]} <= set(row["seconds"])
+        assert "oneshot" not in row["seconds"]
+        assert all(ratio >= 1 for ratio in row["ratios"])
+
+
+def test_a_race_can_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    selection = importlib.import_module("benchmarks.selection")
+    lost = selection.Row(2, "tcp", 8, "star", {"star": 1.2e-6, "ring": 1e-6}, [1.3, 1.2, 1.1])
+    won = selection.Row(2, "tcp", 64, "star", {"star": 1.1e-6, "ring": 1e-6}, [1.1])
+    assert (lost.best, lost.ratio, lost.met, won.met) == ("ring", 1.2, False, True)
+    monkeypatch.setattr(selection, "measure", lambda *_: ([won, lost], 0.0))
+    assert selection.main(["--ranks", "2", "--transports", "tcp"]) == 0
+    assert selection.main(["--ranks", "2", "--transports", "tcp", "--strict"]) == 3
+    with pytest.raises(SystemExit):
+        selection.main(["--transports", "pigeon"])

@@ -166,7 +166,7 @@ def wiring(
         pids=[1] * size,
         reasons=reasons or {},
         hosts=[
-            SimpleNamespace(hostname="h", boot_id=boot, pid=100 + place)
+            SimpleNamespace(hostname="h", boot_id=boot, pid=100 + place, cpus="")
             for place, boot in enumerate(boot_ids or ["b"] * size)
         ],
     )

@@ -202,6 +202,37 @@ def test_every_operation_over_two_hosts(tmp_path: Path) -> None:
         assert [what for what, right in answer.items() if not right] == [], rank
 
 
+def test_costs_between_hosts_are_measured(tmp_path: Path) -> None:
+    """When the job is made, alike on all ranks; and then the costs decide. Groups take them over."""
+    body = """
+        hcomm.init()
+        world = hcomm.default_communicator()
+        x = hcomm.all_reduce(np.ones(100_000, dtype=np.float32))
+        told = [world.explain("all_reduce", n) for n in (64, 1_000_000, 50_000_000)]
+        pair = world.new_group([0, 1] if hcomm.rank() < 2 else [2, 3])
+        pair.all_reduce(np.ones(100_000))
+        answer({
+            "costs": world.costs.as_dict(),
+            "sum": sorted(set(x.tolist())),
+            "choices": [t.choice for t in told],
+            "by costs": ["measured costs" in t.why for t in told],
+            "pair": pair.costs.measured,
+            "across": world.new_group([0, 2]).costs.measured if hcomm.rank() in (0, 2) else ("shm", "tcp", "memory"),
+        })
+        hcomm.finalize()
+    """
+    found = run(body, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert sorted(found) == [0, 1, 2, 3]
+    first = found[0]
+    assert isinstance(first, dict)
+    assert first["costs"]["measured"] == ["shm", "tcp", "memory"]
+    assert first["sum"] == [4.0]
+    assert first["by costs"] == [True] * 3
+    assert first["pair"] == []  # on one host the table serves
+    assert first["across"] == ["shm", "tcp", "memory"]
+    assert all(answer == first for answer in found.values())
+
+
 def test_shared_memory_forced_across_hosts_fails_cleanly(tmp_path: Path) -> None:
     body = """
         try:

@@ -51,8 +51,17 @@ def planner(
         (ONE_HOST, "reduce_scatter", "float32", MB, "staged"),
         (ONE_HOST, "all_to_all", "float32", MB, "pairwise"),
         (ONE_HOST, "barrier", "uint8", 0, "meet"),
-        (TWO_HOSTS, "all_reduce", "float32", 8, "star"),
-        (TWO_HOSTS, "all_reduce", "float32", MB, "ring"),
+        (TWO_HOSTS, "all_reduce", "float32", 8, "recursive_doubling"),
+        (TWO_HOSTS, "all_reduce", "float32", MB, "hierarchical"),
+        (TWO_HOSTS, "all_gather", "float32", MB, "hierarchical"),
+        (TWO_HOSTS, "reduce_scatter", "float32", MB, "hierarchical"),
+        (TWO_HOSTS, "all_reduce", "float16", MB, "pairwise"),
+        (FOUR_HOSTS, "all_reduce", "float32", 64 * KB, "recursive_doubling"),
+        (FOUR_HOSTS, "all_reduce", "float32", MB, "halving_doubling"),
+        (FOUR_HOSTS, "all_reduce", "float32", 8 * MB, "ring"),
+        (((0,), (1,), (2,)), "all_reduce", "float32", 96 * KB, "halving_doubling"),
+        (((0,), (1,), (2,)), "all_reduce", "float32", MB, "ring"),
+        (((0,), (1,)), "all_reduce", "float32", 256 * KB, "recursive_doubling"),
         (FOUR_HOSTS, "all_reduce", "float16", 8, "pairwise"),
         (FOUR_HOSTS, "all_reduce", "bfloat16", 100 * MB, "pairwise"),
         (FOUR_HOSTS, "broadcast", "float32", MB, "binomial"),
@@ -66,13 +75,36 @@ def planner(
         (FOUR_HOSTS, "gather", "float32", MB, "pairwise"),
         (FOUR_HOSTS, "scatter", "float32", MB, "pairwise"),
         (FOUR_HOSTS, "barrier", "uint8", 0, "dissemination"),
-        (((0,), (1,)), "all_reduce", "float16", MB, "ring"),
+        (((0,), (1,)), "all_reduce", "float16", MB, "halving_doubling"),
     ],
 )
 def test_the_table(cliques, operation: str, dtype: str, nbytes: int, algorithm: str) -> None:
     choice = planner(cliques).choose(operation, dtype, "sum", nbytes, 0)
     assert choice.algorithm == algorithm
     assert choice.why
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "dtype", "algorithm"),
+    [
+        (8 * KB, "float32", "oneshot"),
+        (32 * KB, "float32", "star"),
+        (4 * MB, "float32", "torus2d"),
+        (4 * MB + 64, "float32", "direct"),
+        (16 * KB, "bfloat16", "staged"),
+        (MB, "bfloat16", "staged"),
+        (100 * MB, "bfloat16", "direct"),
+    ],
+)
+def test_more_ranks_than_processors(nbytes: int, dtype: str, algorithm: str) -> None:
+    p = Planner(0, 4, ONE_HOST, window_bytes=4 * MB, access=True, settings={}, crowded=True)
+    assert p.choose("all_reduce", dtype, "sum", nbytes, None).algorithm == algorithm
+    # Two ranks are never more than what a machine has, or it does not matter.
+    pair = Planner(0, 2, ((0, 1),), window_bytes=4 * MB, access=True, settings={}, crowded=True)
+    alone = Planner(0, 2, ((0, 1),), window_bytes=4 * MB, access=True, settings={})
+    assert pair.choose("all_reduce", dtype, "sum", nbytes, None).algorithm == (
+        alone.choose("all_reduce", dtype, "sum", nbytes, None).algorithm
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +233,7 @@ def test_asked_for_by_call_or_setting() -> None:
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(
         UnknownAlgorithm,
-        match="unknown all_reduce algorithm 'rong'; known: direct, double_binary_tree, halving",
+        match="unknown all_reduce algorithm 'rong'; known: direct, double_binary_tree, grouped",
     ):
         planner().choose("all_reduce", "float32", "sum", 8, None, "rong")
     with pytest.raises(
@@ -235,7 +267,9 @@ def test_impossible_ones_say_why() -> None:
 def test_small_windows_fall_back() -> None:
     p = planner(window_bytes=KB)
     assert p.choose("all_reduce", "float32", "sum", 2 * KB, None).algorithm == "staged"
-    assert planner(window_bytes=64).choose("all_reduce", "float32", "sum", 2 * KB, None).algorithm == "star"
+    assert planner(window_bytes=64).choose("all_reduce", "float32", "sum", 2 * KB, None).algorithm == (
+        "recursive_doubling"
+    )
 
 
 def test_direct_has_a_fallback() -> None:

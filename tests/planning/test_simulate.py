@@ -176,6 +176,42 @@ def test_extrapolation_in_the_number_of_tiles(monkeypatch: pytest.MonkeyPatch) -
     assert guessed.outside == pytest.approx(exact.outside, rel=0.02)
 
 
+# Two trees, and trees of chunks
+
+
+@pytest.mark.parametrize("hosts", [4, 7, 8, 16, 61])
+def test_two_trees_do_not_hold_each_other_up(hosts: int) -> None:
+    """2nβ and a pipeline that fills: 4 lg p hops of a tile, not so many for every tile (Sanders et al. 2009)."""
+    scene = Scene.regular(hosts, 1, costs(nic=BETA))
+    nbytes, tile = 64 * MB, 128 << 10
+    programs = programs_of(lookup("all_reduce", "double_binary_tree"), scene)
+    hops = 4 * hosts.bit_length()
+    played = simulate(programs, scene, "all_reduce", nbytes)
+    assert 2 * nbytes * BETA * (1 - 1 / hosts) < played.seconds
+    assert played.seconds < 1.4 * 2 * nbytes * BETA + hops * (ALPHA + 2 * tile * BETA)
+
+
+def test_chunks_of_a_tree_follow_the_size() -> None:
+    """√(nα/(β lg p)) with α/β = 32 KB, a power of two from 64 KB to 1 MB."""
+    entry = lookup("broadcast", "pipelined_tree")
+    # 2 MB, 4 ranks: √(2M · 32K / 2) = 185 K; 10 MB: 414 K; 1 GB: 4.2 M
+    for nbytes, chunk in (
+        (1 << 20, 128 << 10),
+        (2 << 20, 128 << 10),
+        (10 << 20, 256 << 10),
+        (1 << 30, 1 << 20),
+    ):
+        assert entry.fitted((), nbytes, 4) == (("chunk", chunk),)
+    assert entry.fitted((("chunk", 4096),), 1 << 30, 4) == (("chunk", 4096),)
+    assert lookup("broadcast", "binomial").fitted((), 1 << 30, 4) == ()
+
+
+def test_leaves_are_fed_different_chunks_at_the_same_time() -> None:
+    """The root of three gives tile i to one child while the other gets tile i - 1."""
+    (block,) = lookup("broadcast", "pipelined_tree").program(0, 3).blocks
+    assert [(step.peer, step.stage) for step in block.steps] == [(1, 0), (2, 1)]
+
+
 # Every algorithm, uneven hosts, large worlds
 
 

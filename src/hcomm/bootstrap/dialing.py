@@ -37,6 +37,7 @@ class Contact:
         port: TCP port of its listener.
         unix_name: name of its abstract Unix socket.
         netns: inode of its network namespace; 0 if hidden.
+        cpus: the processors that it may use, as bits in hexadecimal; "" if unknown.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Contact:
     port: int
     unix_name: str
     netns: int = 0
+    cpus: str = ""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Record:
         unix_name: name of its abstract Unix socket.
         version: hcomm's version.
         agree: settings that must be the same everywhere.
+        cpus: the processors that it may use, as bits in hexadecimal; "" if unknown.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Record:
     unix_name: str
     version: str
     agree: dict[str, Any]
+    cpus: str = ""
 
     def who(self) -> str:
         """The process, for messages."""
@@ -84,6 +86,11 @@ def network_namespace() -> int:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
         return 0
+
+
+def allowed_cpus() -> str:
+    """The processors that this process may use, as bits in hexadecimal."""
+    return f"{sum(1 << cpu for cpu in os.sched_getaffinity(0)):x}"
 
 
 def hostname() -> str:

@@ -277,6 +277,7 @@ def _record(launch: Launch, settings: BootstrapSettings, listener: Listener, ver
         unix_name=listener.unix_name,
         version=version,
         agree={"HCOMM_TRANSPORT": settings.transport, "HCOMM_BUFFER_SIZE": settings.buffer_bytes},
+        cpus=mapping.allowed_cpus(),
     )
 
 
@@ -289,7 +290,18 @@ def _contacts(records: list[Record], me: int) -> tuple[list[Contact], int]:
             if record.rank == me:
                 size = record.local_size or len(members)
     contacts = [
-        Contact(r.rank, local[r.rank], r.hostname, r.boot_id, r.pid, r.address, r.port, r.unix_name, r.netns)
+        Contact(
+            r.rank,
+            local[r.rank],
+            r.hostname,
+            r.boot_id,
+            r.pid,
+            r.address,
+            r.port,
+            r.unix_name,
+            r.netns,
+            r.cpus,
+        )
         for r in records
     ]
     return contacts, size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,6 +17,8 @@ from hcomm.planning.explain import explain as explained
 from hcomm.planning.scenes import scene_of
 from hcomm.planning.select import Request
 from hcomm.planning.simulate import setting_of
+from hcomm.surroundings import described_groups
+from hcomm.topology.discover import FILE
 from hcomm.topology.files import load_topology
 
 
@@ -47,7 +51,7 @@ def explain(
 ) -> None:
     """Tell which algorithm OPERATION of SIZE bytes would use, and why.
 
-    Settings such as HCOMM_ALLREDUCE_ALGO count as they would in a job.
+    Settings such as HCOMM_ALLREDUCE_ALGO, and groups of fast links, count as they would in a job.
     """
     try:
         if topology is not None:
@@ -56,6 +60,9 @@ def explain(
             scene = regular_scene(hosts, divided(ranks, hosts), read_costs(costs), transport)
         options = {key: str(value) for key, value in config.load().items()}
         world = setting_of(scene, access, options)
+        environ = dict(os.environ) if topology is None else {FILE: str(topology)}
+        if plan := described_groups(environ, scene.size):
+            world = replace(world, groups=plan.text, inside="ring" if plan.inside == "ring" else "direct")
         click.echo(str(explained(world, scene, Request(operation, dtype, op, size, 0))))
     except HcommError as error:
         click.echo(f"hcomm explain: {error}", err=True)

@@ -1,7 +1,7 @@
 """`hcomm simulate --validate`: predictions held against what real processes need.
 
-The costs are measured first, as `Communicator.measure_costs` does; then every algorithm that can run is timed at a
-few sizes, with freshly written data, and its prediction stands beside it. Started by a launcher, it uses the ranks
+For each of a few sizes the costs are measured, as `Communicator.measure_costs` does; then every algorithm that can run
+is timed with freshly written data, and its prediction stands beside it. Started by a launcher, it uses the ranks
 of that job, on whatever hosts they are.
 """
 
@@ -44,6 +44,8 @@ _SMALL, _BATCH = 65_536, 20
 #: From here on it is bandwidth that counts (bytes).
 _LARGE = 1_000_000
 _RUN_SECONDS = 60.0
+#: How often costs are measured, the least of which counts: on a busy machine one time is too few.
+_TIMES = 3
 _JOB_SECONDS = 240.0
 
 
@@ -126,12 +128,13 @@ def run() -> tuple[list[Row], dict[str, Any]] | None:
 
 
 def _rows(world: Communicator) -> list[Row]:
-    costs = world.measure_costs(fresh=True)
-    links = "+".join(name for name in costs.measured if name != "memory")
     bench = _Bench(world)
     rows = []
     for operation in _OPERATIONS:
         for nbytes in _SIZES:
+            # Anew each time: what a machine shares with others, and where it runs, changes from second to second.
+            costs = world.measure_costs(fresh=True, times=_TIMES)
+            links = "+".join(name for name in costs.measured if name != "memory")
             predicted = world.explain(operation, nbytes)
             for price in sorted(predicted.prices, key=lambda p: p.algorithm):
                 if not price.obstacle:

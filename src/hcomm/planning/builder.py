@@ -140,13 +140,13 @@ class Builder:
 
     def scratch(self, slot: int, like: Region) -> Region:
         """Private memory number `slot`, as long as `like`."""
-        return like._replace(space=Space.SCRATCH, owner=OWN, slot=self._check_slot(slot))
+        return _elsewhere(like, Space.SCRATCH, OWN, self._check_slot(slot))
 
     def window(self, slot: int, like: Region, of: int | None = None) -> Region:
         """Shared memory number `slot` of rank `of` (default: this one), as long as `like`."""
         owner = OWN if of is None else self._owner(of)
         self._window_slots = max(self._window_slots, slot + 1)
-        return like._replace(space=Space.WINDOW, owner=owner, slot=self._check_slot(slot))
+        return _elsewhere(like, Space.WINDOW, owner, self._check_slot(slot))
 
     def windows(self, slots: int) -> None:
         """The program uses `slots` slots of each window, even if this rank itself does not.
@@ -157,7 +157,7 @@ class Builder:
 
     def at(self, rank: int, region: Region) -> Region:
         """The same region in the memory of `rank`, which shares memory with this one."""
-        return region._replace(owner=self._owner(rank))
+        return _elsewhere(region, region.space, self._owner(rank), region.slot)
 
     # Steps
 
@@ -310,3 +310,9 @@ class Builder:
         raise ValueError(
             f"{self.operation} algorithm '{self._algorithm}', rank {self.rank} of {self.size}, step {step}: {problem}"
         )
+
+
+def _elsewhere(like: Region, space: Space, owner: int, slot: int) -> Region:
+    """A region as long as `like` in another place; a fraction of what `_replace` takes."""
+    _, _, _, part, begin, end, parts = like
+    return Region(space, owner, slot, part, begin, end, parts)

@@ -61,7 +61,7 @@ class Costs:
         nic: seconds per byte that a host sends to other hosts; as much again may come in meanwhile.
         cores: processors of a host; 0: one for each rank.
         cache: bytes of a host's ranks' vectors up to which `copy` and `reduce` hold.
-        far: by what they, and all else in memory, are dearer beyond that.
+        far: how many times as long a copy takes beyond that: half of the difference to read, half to write.
         measured: the classes (and `memory`) that were measured rather than assumed.
     """
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cost import Price, Scene, price
-from .select import Request, Setting, _rounds_once, select
+from .select import Request, Setting, _rounds_once, select, settled
 from .simulate import candidates, programs_of
 
 #: Predictions this close count as equal.
@@ -59,13 +59,15 @@ def explain(world: Setting, scene: Scene, request: Request, asked: str | None = 
 
     Args:
         world: what the communicator offers.
-        scene: where its ranks are, and what things cost.
+        scene: where its ranks are, and what things cost; measured costs count in the choice.
         request: the call.
         asked: an algorithm asked for by the call.
 
     Raises:
         UnknownAlgorithm: the one asked for (by `asked` or a setting) is not registered, or cannot run here.
     """
+    if scene.costs.measured and world.scene is None:
+        world = replace(world, scene=scene)
     chosen, options, why = select(world, request, asked)
     once = _rounds_once(world, request)
     prices, unfit = [], {}
@@ -76,7 +78,7 @@ def explain(world: Setting, scene: Scene, request: Request, asked: str | None = 
         if candidate.obstacle:
             prices.append(Price(candidate.name, float("inf"), obstacle=candidate.obstacle))
             continue
-        given = options if candidate.entry is chosen else ()
+        given = options if candidate.entry is chosen else settled(candidate.entry, (), world, request)
         programs = programs_of(candidate.entry, scene, request.root, given)
         prices.append(price(candidate.name, programs, scene, request.operation, request.nbytes, request.root))
         if once and not candidate.entry.reduces_once:

@@ -1,4 +1,8 @@
-"""How a collective uses the groups of a topology: what runs inside the fast groups, and what between them."""
+"""How a collective uses the groups of a topology: what runs inside the fast groups, and what between them.
+
+Algorithms are told of groups as text, `0+1+2+3/4+5+6+7`, an option like others: part of the key of cached programs and
+of the hash by which ranks notice that they differ.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..topology.model import Topology
+from .builder import Builder
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,28 @@ class GroupPlan:
     between: str
     orders: tuple[tuple[int, ...], ...]
     crossing: tuple[tuple[int, ...], ...]
+
+    @property
+    def text(self) -> str:
+        """The groups as algorithms understand them; empty if there are no two of them, or none has two ranks."""
+        if len(self.orders) < 2 or all(len(order) < 2 for order in self.orders):
+            return ""
+        return "/".join("+".join(map(str, order)) for order in self.orders)
+
+    def restricted(self, ranks: Sequence[int]) -> GroupPlan:
+        """The same for some of the ranks, which are counted from 0 in the order given."""
+        place = {rank: number for number, rank in enumerate(ranks)}
+
+        def kept(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+            found = (tuple(place[r] for r in group if r in place) for group in groups)
+            return tuple(group for group in found if group)
+
+        orders = kept(self.orders)
+        # A circle of links that lacks a rank is none any more, but the ranks left still follow each other.
+        width = min(map(len, orders), default=0)
+        crossing = tuple(tuple(order[p] for order in orders) for p in range(width)) if len(orders) > 1 else ()
+        inside = self.inside if any(len(order) > 1 for order in orders) else "none"
+        return GroupPlan(kept(self.groups), inside, "ring" if crossing else "none", orders, crossing)
 
     def __str__(self) -> str:
         lines = []
@@ -80,3 +107,20 @@ def _circle(near: dict[int, list[int]], path: list[int]) -> list[int]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return "ranks " + ", ".join(map(str, ranks))
+
+
+def groups_of(p: Builder, text: str) -> tuple[tuple[int, ...], ...]:
+    """The groups that an option names, or the host cliques when it names none.
+
+    Raises:
+        ValueError: they are not a partition of the ranks; names algorithm and rank.
+    """
+    if not text:
+        return p.cliques
+    words = [group.split("+") for group in text.split("/")]
+    if not all(word.strip().isdecimal() for group in words for word in group):
+        p.fail(f"groups={text} is not understood: write 0+1+2+3/4+5+6+7")
+    groups = tuple(tuple(map(int, group)) for group in words)
+    if sorted(rank for group in groups for rank in group) != list(p.ranks):
+        p.fail(f"groups={text} must hold each of the ranks 0..{p.size - 1} once")
+    return groups

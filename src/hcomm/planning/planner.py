@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
 from ..codes import OPERATIONS
 from . import sharing
 from .builder import ROOTED, Requirement
+from .cost import Scene
 from .registry import Algorithm, Options
 from .select import Request, Setting, fallback, select, window_need
 
@@ -65,6 +66,8 @@ class Planner:
         settings: names without prefix; ALLREDUCE_ALGO and the like force an algorithm, DETERMINISTIC=strict restricts
             to algorithms that add in rank order.
         prefer_direct: use peer access for large vectors wherever there is any.
+        crowded: on some host ranks outnumber the processors that they may use.
+        groups: groups of fast links that the user described, and how they exchange `inside`: see `select.Setting`.
 
     Attributes:
         built: programs written so far.
@@ -80,6 +83,9 @@ class Planner:
         access: bool,
         settings: Mapping[str, str],
         prefer_direct: bool = False,
+        crowded: bool = False,
+        groups: str = "",
+        inside: str = "direct",
     ) -> None:
         self.built = 0
         self._rank = rank
@@ -91,6 +97,9 @@ class Planner:
             prefer_direct,
             dict(settings),
             self._window_need,
+            crowded,
+            groups,
+            inside,
         )
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._programs: dict[tuple[Algorithm, Options, int], _Written] = {}
@@ -100,6 +109,11 @@ class Planner:
     def world(self) -> Setting:
         """What the communicator offers, as the selection sees it."""
         return self._world
+
+    def use_costs(self, scene: Scene) -> None:
+        """From now on choose by what `scene` says that things cost. All ranks do so before the same call."""
+        self._world = replace(self._world, scene=scene)
+        self._choices.clear()
 
     def choose(
         self,

@@ -135,7 +135,9 @@ class Player:
         costs = scene.costs
         busiest = max(map(len, scene.hosts))
         together = busiest * (lengths.nbytes if vector is None else vector)
-        self._far = costs.far if costs.cache and together > costs.cache else 1.0
+        beyond = bool(costs.cache) and together > costs.cache
+        #: What a byte of a user's vector costs more, each time it is read or written.
+        self._extra = costs.copy * (costs.far - 1) / 2 if beyond else 0.0
         self._processors = [
             [0.0] * costs.cores if costs.cores and len(members) > costs.cores else []
             for members in scene.hosts
@@ -157,10 +159,11 @@ class Player:
         found = self._links.get(name)
         if found is None:
             cost: LinkCost = self._costs.link(name)
-            far = self._far if name == SHM else 1.0
+            # Links inside a host are as slow as the processors at both ends; what lies between stays in the cache.
+            extra = 0.0 if name not in (SHM, LOOPBACK) else self._extra
             # Whoever waits for TCP sleeps, and where there are more ranks than processors it wakes up late.
             alpha = cost.alpha * (self._crowd if name in (LOOPBACK, TCP) else 1.0)
-            found = self._links[name] = (alpha, cost.beta * far, cost.cpu * far, name == SHM)
+            found = self._links[name] = (alpha, cost.beta + extra, cost.cpu + extra, name == SHM)
         return found
 
     def _key(self, to: int, source: int) -> tuple[int, int]:
@@ -173,7 +176,7 @@ class Player:
         for block in program.blocks:
             steps = []
             for step in block.steps:
-                for op, nbytes in self._operations(rank, step):
+                for op, nbytes in self._operations(rank, step, bool(block.tile_bytes)):
                     steps.append((step.stage, op, nbytes))
             tile = (
                 tile_bytes(block, program.window_slots, self._scene.window_bytes) if block.tile_bytes else 0
@@ -182,7 +185,7 @@ class Player:
             blocks.append((steps, tile, tiles, block.stages))
         return blocks
 
-    def _operations(self, rank: int, step: Any) -> Iterator[tuple[Op, int]]:
+    def _operations(self, rank: int, step: Any, tiled: bool) -> Iterator[tuple[Op, int]]:
         kind, length, costs = step.kind, self._lengths.of, self._costs
         step_cost = costs.step
         if kind is Kind.SEND:
@@ -191,7 +194,7 @@ class Player:
             key = self._key(step.peer, rank)
             yield (_SEND, key, self._link(rank, step.peer), outside, to), length(rank, step.src[0])
         elif kind in (Kind.RECV, Kind.RECV_REDUCE):
-            add = costs.reduce * self._far if kind is Kind.RECV_REDUCE else 0.0
+            add = costs.reduce + self._extra if kind is Kind.RECV_REDUCE else 0.0
             yield (
                 (_RECV, self._key(rank, step.peer), self._link(rank, step.peer)[2] + add),
                 length(rank, step.dst[0]),
@@ -200,8 +203,10 @@ class Player:
             nsrc, ndst = len(step.src), len(step.dst)
             near = sum(r.owner != OWN and r.space is Space.WINDOW for r in step.dst + step.src)
             reached = sum(r.owner != OWN and r.space is not Space.WINDOW for r in step.dst + step.src)
-            work = (costs.copy * ndst + costs.reduce * (nsrc - 1)) * self._far
-            work += (costs.fetch * near + costs.access * reached) * self._far
+            # Tiles of windows and scratch memory stay in the cache.
+            far = sum(not tiled or r.space in (Space.INPUT, Space.OUTPUT) for r in step.dst + step.src)
+            work = costs.copy * ndst + costs.reduce * (nsrc - 1) + far * self._extra
+            work += costs.fetch * near + costs.access * reached
             yield (_MOVE, work, nsrc + ndst, step_cost + costs.reach * reached), length(rank, step.dst[0])
         elif kind is Kind.FINISH:
             yield (_STEP,), 0

@@ -31,6 +31,8 @@ ACCESS = Requirement.ACCESS
 Writer = Callable[..., None]
 #: What one rank has to do, for the Builder of its rank and the options: see `Volume`.
 Formula = Callable[..., Volume]
+#: (bytes of the vector, ranks) → options that suit them.
+Fit = Callable[[int, int], Mapping[str, int]]
 #: Options and their values, by name: hashable, and the same on all ranks.
 Options = tuple[tuple[str, int | str], ...]
 
@@ -43,6 +45,7 @@ class Algorithm:
         reduces_once: every output element is rounded once, from all contributions in rank order.
         formula: what each rank has to do; `verify` counts it. None: not stated.
         even_only: an all_to_all that needs blocks of one length on all ranks.
+        fit: options that follow from the size where nobody says what they are.
     """
 
     operation: str
@@ -52,6 +55,7 @@ class Algorithm:
     reduces_once: bool
     formula: Formula | None = None
     even_only: bool = False
+    fit: Fit | None = None
 
     @property
     def summary(self) -> str:
@@ -86,6 +90,12 @@ class Algorithm:
             raise UnknownAlgorithm(
                 f"{self.operation} algorithm '{self.name}' does not understand {listed}: expected {error}"
             ) from None
+
+    def fitted(self, options: Options, nbytes: int, size: int) -> Options:
+        """`options`, and what follows from `nbytes` and the number of ranks where they say nothing."""
+        if self.fit is None:
+            return options
+        return tuple(sorted({**self.fit(nbytes, size), **dict(options)}.items()))
 
     def builder(
         self, rank: int, size: int, cliques: Sequence[Sequence[int]] | None = None, root: int = 0
@@ -139,6 +149,7 @@ def algorithm(
     reduces_once: bool = False,
     formula: Formula | None = None,
     even_only: bool = False,
+    fit: Fit | None = None,
 ) -> Callable[[Writer], Writer]:
     """Register a function that writes programs for `operation`, under `name` (default: the function's own).
 
@@ -147,7 +158,8 @@ def algorithm(
     """
 
     def register(write: Writer) -> Writer:
-        add(Algorithm(operation, name or write.__name__, write, requires, reduces_once, formula, even_only))
+        called = name or write.__name__
+        add(Algorithm(operation, called, write, requires, reduces_once, formula, even_only, fit))
         return write
 
     if operation not in OPERATIONS:

@@ -1,15 +1,17 @@
 """Which algorithm: a pure function of what all ranks know alike.
 
-Until costs are measured the answer is a table. Inside one host the shared-memory forms win at every size. Between hosts
-few messages win while latency rules, and every byte should travel once when bandwidth does. Sums of 16-bit floats are
-only ever given to algorithms that add all contributions in float32 and round once.
+Where costs were measured, the cheapest (`pricing`); otherwise the answer is a table, measured with
+`python -m benchmarks.selection`. Inside one host the shared-memory forms win, unless ranks outnumber processors: every
+meeting then waits until each has had its turn. Between hosts few hops win while latency rules, and every byte should
+travel once when bandwidth does. Groups of fast links that the user has described are used first. Sums of 16-bit floats
+are only ever given to algorithms that add all contributions in float32 and round once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UnknownAlgorithm
 from . import override
@@ -17,13 +19,26 @@ from .builder import REDUCING, Requirement
 from .program import Program
 from .registry import Algorithm, Options, algorithms, lookup
 
+if TYPE_CHECKING:
+    from .cost import Scene
+
 #: Vectors are shown whole as long as all ranks' together have at most this size: below it a meet more costs more than
 #: reading them all (bytes).
 ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
+#: Where ranks outnumber processors, up to the first size vectors are shown whole, up to the second one rank adds up
+#: all, and up to the third they go through the engine's rings: then a rank waits for the messages of its neighbours,
+#: and not in every tile for whoever comes last (bytes; 3 and 4 ranks on 2 processors).
+CROWDED_ONESHOT_BYTES, CROWDED_STAR_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 32 << 10, 4 << 20
 #: Between hosts, up to this size the number of hops decides (bytes).
-LATENCY_BYTES = 32 << 10
+LATENCY_BYTES = 64 << 10
+#: The same for two ranks, of which each needs all of the other's vector in any case (bytes).
+PAIR_BYTES = 256 << 10
+#: Up to here halves of halves beat a ring among a power of two of ranks; among others, up to so much for each (bytes).
+HALVING_BYTES, HALVING_BYTES_EACH = 4 << 20, 32 << 10
+#: The most ranks whose programs are played to choose by measured costs: what that takes grows with their square.
+MOST_RANKS = 16
 #: Broadcasts are cut into tiles of this size (bytes).
 PIPELINE_BYTES = 1 << 20
 #: What runs in an operation in which some rank offers no access to its buffers; `staged` where nothing is said.
@@ -47,7 +62,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a communicator offers: see `planner.Planner`."""
+    """What a communicator offers: see `planner.Planner`.
+
+    Attributes:
+        crowded: on some host ranks outnumber the processors that they may use.
+        groups: groups of fast links that the user described, as `groups.GroupPlan.text` has them; empty: none.
+        inside: how these exchange inside, `direct` or `ring`.
+        scene: where ranks are and what was measured to cost what; None: nothing was.
+    """
 
     size: int
     cliques: tuple[tuple[int, ...], ...]
@@ -57,6 +79,10 @@ class Setting:
     options: Mapping[str, str]
     #: `window_need` of this rank's program of an algorithm with options, for a root.
     window_need: Callable[[Algorithm, Options, int], tuple[int, int]]
+    crowded: bool = False
+    groups: str = ""
+    inside: str = "direct"
+    scene: Scene | None = None
 
     @property
     def shared(self) -> bool:
@@ -126,18 +152,20 @@ def select(world: Setting, request: Request, asked: str | None = None) -> Select
         source = f"the setting {option_name(request.operation)}"
     wish = override.parse(request.operation, text, argument)
     if rule := wish.rule(request.nbytes):
-        options = _with_settings(rule.entry, rule.options, world)
+        options = settled(rule.entry, rule.options, world, request)
         if problem := obstacle(rule.entry, world, request, options):
             raise UnknownAlgorithm(
                 f"{request.operation} algorithm '{rule.entry.name}' (asked for by {source}) cannot run: {problem}"
             )
         return Selection(rule.entry, options, f"asked for by {source}")
     choices = _preferences(world, request)
+    if world.scene is not None and (best := cheapest_name(world, request, choices, wish.excluded)):
+        choices = [best, *choices]
     if wish.excluded:
         choices = [*choices, *_others(world, request)]
     for name, why in choices:
         entry = lookup(request.operation, name)
-        options = _with_settings(entry, (), world)
+        options = settled(entry, (), world, request)
         if name not in wish.excluded and not obstacle(entry, world, request, options):
             return Selection(entry, options, why)
     if wish.excluded:
@@ -145,8 +173,31 @@ def select(world: Setting, request: Request, asked: str | None = None) -> Select
     raise UnknownAlgorithm(f"no {request.operation} algorithm can run here")
 
 
-def _with_settings(entry: Algorithm, options: Options, world: Setting) -> Options:
-    """`options`, and the chunk size of rings where a setting gives one and the options do not."""
+def cheapest_name(
+    world: Setting, request: Request, table: list[tuple[str, str]], excluded: frozenset[str]
+) -> tuple[str, str] | None:
+    """What the measured costs say is cheapest, and why; None where they say nothing."""
+    from .pricing import by_cost
+
+    once = _rounds_once(world, request)
+    able = []
+    for entry in algorithms(request.operation):
+        options = settled(entry, (), world, request)
+        # Whether peers' buffers can be reached is settled call by call, so nothing can be promised of such algorithms.
+        usable = entry.requires is not Requirement.ACCESS and (entry.reduces_once or not once)
+        if usable and entry.name not in excluded and not obstacle(entry, world, request, options):
+            able.append((entry, options))
+    return by_cost(world, request, able, [name for name, _ in table])
+
+
+def settled(entry: Algorithm, options: Options, world: Setting, request: Request) -> Options:
+    """`options`, and what settings and sizes say of others: chunks of rings and trees, groups of fast links."""
+    options = entry.fitted(options, request.nbytes, world.size)
+    if world.groups and "groups" in entry.defaults and "groups" not in dict(options):
+        options = (*options, ("groups", world.groups))
+        if "inside" in entry.defaults and "inside" not in dict(options):
+            options = (*options, ("inside", world.inside))
+        options = tuple(sorted(options))
     chunk = world.options.get("RING_CHUNK_SIZE", "").strip()
     if (
         entry.name != "ring"
@@ -171,18 +222,49 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
     if world.size == 1:
         return [(_anywhere(world, request, once)[0], "one rank: nothing to exchange")]
     choices = [_anywhere(world, request, once)]
+    fast = _fast_groups(world, request, once)
     if not world.shared:
-        return choices
+        if not once and request.nbytes > LATENCY_BYTES and any(len(clique) > 1 for clique in world.cliques):
+            name = "hierarchical"
+            if request.operation in ("all_reduce", "all_gather", "reduce_scatter"):
+                choices.insert(0, (name, "hosts of several ranks: inside first, each byte once between them"))
+        return [fast, *choices] if fast else choices
     if request.operation == "barrier":
         choices.insert(0, ("meet", "all ranks share memory"))
     elif request.operation in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         choices.insert(0, ("staged", "all ranks share memory"))
     if request.operation == "all_reduce":
-        if request.nbytes * world.size <= ONESHOT_BYTES:
+        if world.crowded and world.size > 2:
+            choices[:0] = _crowded(request, once)
+        elif request.nbytes * world.size <= ONESHOT_BYTES:
             choices.insert(0, ("oneshot", f"all ranks share memory, together at most {ONESHOT_BYTES} bytes"))
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
             choices.insert(0, ("direct", "all ranks reach each other's buffers"))
+    if fast:
+        choices.insert(0, fast)
     return choices
+
+
+def _crowded(request: Request, once: bool) -> list[tuple[str, str]]:
+    """all_reduce in shared memory where ranks outnumber processors."""
+    why = "more ranks than processors"
+    if request.nbytes <= CROWDED_ONESHOT_BYTES:
+        return [("oneshot", f"{why}, at most {CROWDED_ONESHOT_BYTES} bytes: one meeting")]
+    if request.nbytes > CROWDED_RINGS_BYTES:
+        return [("direct", f"{why}, more than {CROWDED_RINGS_BYTES} bytes: two meetings in all")]
+    if once:
+        return []
+    if request.nbytes <= CROWDED_STAR_BYTES:
+        return [("star", f"{why}, at most {CROWDED_STAR_BYTES} bytes: fewest turns")]
+    return [("torus2d", f"{why}: neighbours wait for each other, not all for all")]
+
+
+def _fast_groups(world: Setting, request: Request, once: bool) -> tuple[str, str] | None:
+    """What uses the groups that the user described."""
+    name = {"all_reduce": "grouped", "all_gather": "hierarchical", "reduce_scatter": "hierarchical"}
+    if not world.groups or once or request.operation not in name or request.nbytes <= LATENCY_BYTES:
+        return None
+    return name[request.operation], f"fast links inside the groups {world.groups}"
 
 
 def _rounds_once(world: Setting, request: Request) -> bool:
@@ -204,7 +286,7 @@ def _anywhere(world: Setting, request: Request, once: bool) -> tuple[str, str]:
         case "all_reduce":
             if once:
                 return "pairwise", rounding
-            return ("star", few_hops) if small and world.size > 1 else ("ring", each_byte_once)
+            return _all_reduce(world.size, request.nbytes, few_hops, each_byte_once)
         case "broadcast":
             if request.nbytes <= PIPELINE_BYTES:
                 return "binomial", f"at most {PIPELINE_BYTES} bytes: not worth cutting"
@@ -220,3 +302,12 @@ def _anywhere(world: Setting, request: Request, once: bool) -> tuple[str, str]:
         case "barrier":
             return "dissemination", "fewest hops"
     return "pairwise", "every block goes straight to its rank"
+
+
+def _all_reduce(size: int, nbytes: int, few_hops: str, each_byte_once: str) -> tuple[str, str]:
+    if size > 1 and nbytes <= (PAIR_BYTES if size == 2 else LATENCY_BYTES):
+        return "recursive_doubling", few_hops
+    power = size & (size - 1) == 0
+    if size > 1 and nbytes <= (HALVING_BYTES if power else size * HALVING_BYTES_EACH):
+        return "halving_doubling", f"at most {HALVING_BYTES} bytes: few hops, and every byte travels once"
+    return "ring", each_byte_once

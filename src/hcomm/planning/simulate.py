@@ -21,16 +21,18 @@ MOST_EVENTS = 600_000
 _TOO_MANY = 40_000_000
 
 
-def simulate(programs: Programs, scene: Scene, operation: str, nbytes: int, root: int = 0) -> Played:
+def simulate(
+    programs: Programs, scene: Scene, operation: str, nbytes: int, root: int = 0, most: int | None = None
+) -> Played:
     """Play a collective of `nbytes` in `scene`.
 
     Args:
         programs: rank → its program.
         nbytes: of the whole vector (all_reduce, broadcast, reduce) or of the big side.
+        most: steps beyond which it is extrapolated; default: MOST_EVENTS.
 
-    Only one host's ranks are played where all hosts do the same. Where there are more than MOST_EVENTS steps, two
-    smaller vectors are played and the time is extrapolated: it grows linearly in the number of tiles once a pipeline
-    is full.
+    Only one host's ranks are played where all hosts do the same. Where there are more than `most` steps, two smaller
+    vectors are played and the time is extrapolated: it grows linearly in the number of tiles once a pipeline is full.
 
     Raises:
         ValueError: the algorithm cannot be written for this world, waits for ever, or is too large to play.
@@ -49,16 +51,17 @@ def simulate(programs: Programs, scene: Scene, operation: str, nbytes: int, root
     def player(size: int) -> Player:
         return Player(program, scene, Lengths(operation, scene.size, size, root), ranks, nbytes)
 
+    most = MOST_EVENTS if most is None else most
     whole = player(nbytes)
     events = whole.events()
-    if events <= MOST_EVENTS:
+    if events <= most:
         return whole.play()
-    large = player(nbytes * MOST_EVENTS // events)
-    if large.events() > 2 * MOST_EVENTS:  # not tiles but untiled steps make it large
+    large = player(nbytes * most // events)
+    if large.events() > 2 * most:  # not tiles but untiled steps make it large
         if events > _TOO_MANY:
             raise ValueError(f"{events} steps are too many to play; {_TOO_MANY} are the most")
         return whole.play()
-    return _extrapolate(player, nbytes, nbytes * MOST_EVENTS // events)
+    return _extrapolate(player, nbytes, nbytes * most // events)
 
 
 def _extrapolate(player: Callable[[int], Player], nbytes: int, affordable: int) -> Played:
@@ -184,7 +187,8 @@ def point(candidate: Candidate, scene: Scene, operation: str, nbytes: int, root:
     if candidate.obstacle:
         return Point(candidate.name, nbytes, hosts, ranks, None, candidate.obstacle)
     try:
-        played = simulate(programs_of(candidate.entry, scene, root), scene, operation, nbytes, root)
+        options = candidate.entry.fitted((), nbytes, scene.size)
+        played = simulate(programs_of(candidate.entry, scene, root, options), scene, operation, nbytes, root)
     except ValueError as error:
         return Point(candidate.name, nbytes, hosts, ranks, None, str(error))
     note = "" if played.exact else "extrapolated in the number of tiles"

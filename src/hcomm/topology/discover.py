@@ -32,6 +32,19 @@ def discover(environ: Mapping[str, str] | None = None) -> Topology:
         TopologyError: the file or a hint is wrong.
     """
     environ = os.environ if environ is None else environ
+    return described(environ) or probe_topology()
+
+
+def described(environ: Mapping[str, str], devices: int | None = None) -> Topology | None:
+    """The topology that the user describes, by a file or by hints; None where nothing is said.
+
+    Args:
+        environ: the environment.
+        devices: the least number of devices that hints are about.
+
+    Raises:
+        TopologyError: the file or a hint is wrong.
+    """
     hints = sorted(name for name in environ if environ[name].strip() and is_hint(name))
     path = environ.get(FILE, "").strip()
     if path:
@@ -39,12 +52,10 @@ def discover(environ: Mapping[str, str] | None = None) -> Topology:
 
         if hints:
             warnings.warn(
-                f"hcomm ignores {', '.join(hints)} because of {FILE}={path}", RuntimeWarning, stacklevel=2
+                f"hcomm ignores {', '.join(hints)} because of {FILE}={path}", RuntimeWarning, stacklevel=3
             )
         return load_topology(path)
-    if hints:
-        return hinted(environ)
-    return probe_topology()
+    return hinted(environ, devices) if hints else None
 
 
 def hinted(environ: Mapping[str, str], devices: int | None = None) -> Topology:

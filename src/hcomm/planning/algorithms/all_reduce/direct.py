@@ -13,7 +13,8 @@ from ...volume import Volume
 )
 def direct(p: Builder) -> None:
     """Each rank reduces its chunk from all buffers and writes it into all: 2 meets, 2n traffic per rank."""
-    everywhere = [p.at(r, p.chunk(p.rank)) for r in p.ranks]
+    mine = p.chunk(p.rank)
+    everywhere = [p.at(r, mine) for r in p.ranks]
     p.meet()
     p.move(dst=everywhere, src=everywhere)
     p.meet()

@@ -16,8 +16,9 @@ def _volume(p: Builder) -> Volume:
 
 @algorithm("all_reduce", formula=_volume)
 def recursive_doubling(p: Builder) -> None:
-    """In round k exchange all that is known with the rank 2^k away: ⌈lg p⌉(α + nβ) (Thakur et al. 2005), small n.
+    """In each round exchange all that is known with the rank 2^k away: ⌈lg p⌉(α + nβ) (Thakur et al. 2005), small n.
 
+    The farthest come first, most likely on other hosts: who is cut off from them is not ahead of its neighbours.
     Beyond a power of two, each rank too many first gives its vector to a neighbour, and waits for the sum: two
     hops more. What is sent must stay as it is until it was received, and no message says so, so each round has
     scratch memory of its own.
@@ -34,7 +35,7 @@ def recursive_doubling(p: Builder) -> None:
     if rounds:
         p.move(dst=p.scratch(0, like=p.output()), src=p.output())
     for k in range(rounds):
-        peer = me ^ 1 << k
+        peer = me ^ 1 << rounds - 1 - k
         peer = 2 * peer + 1 if peer < extra else peer + extra
         total = p.scratch(k + 1, like=p.output()) if k < rounds - 1 else p.output()
         p.send(peer, p.scratch(k, like=p.output()))
