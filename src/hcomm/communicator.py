@@ -289,6 +289,7 @@ class Communicator(Exchanges, PointToPoint):
             lost=self._lost,
         )
         group = Communicator(self._engine, self._job, wiring, settings, label, algorithm)
+        group._apart = self._apart
         group.announce()
         group.warn_slow_links()
         return group

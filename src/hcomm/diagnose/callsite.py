@@ -6,19 +6,32 @@ import os
 import sys
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: Folders whose frames are not the user's: hcomm's, and of libraries that call hcomm for the user.
+_passed_over = [_PACKAGE]
+
+
+def pass_over(folder: str) -> None:
+    """From now on frames of files in `folder` are not taken for the user's, unless there is no other."""
+    path = os.path.join(folder, "")
+    if path not in _passed_over:
+        _passed_over.append(path)
 
 
 def caller() -> str:
     """`file.py:line` of the innermost frame outside hcomm; '' if there is none."""
     frame = sys._getframe(1)
+    folders = tuple(_passed_over)
+    outside = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE):
+        if not name.startswith(folders):
             return f"{_shorten(name)}:{frame.f_lineno}"
+        if not outside and not name.startswith(_PACKAGE):
+            outside = f"{_shorten(name)}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return ""
+    return outside
 
 
 def _shorten(path: str) -> str:
