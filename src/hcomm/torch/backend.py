@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import weakref
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from hcomm.errors import ForkedProcess, HcommError
 from hcomm.torch import joining
 from hcomm.torch.errors import translated
-from hcomm.torch.joining import Membership
 from hcomm.torch.movements import Movements
 from hcomm.torch.options import checked, settings_for
 
@@ -29,7 +27,7 @@ class ProcessGroup(Movements):
 
 
 _living: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-_registered: list[int] = []
+_registered: list[bool] = []
 
 
 def create(request: Any, pg_options: object) -> ProcessGroup:
@@ -59,13 +57,10 @@ def create(request: Any, pg_options: object) -> ProcessGroup:
             )
     except HcommError as error:
         raise translated(error) from None
-    return _keep(ProcessGroup(request.group_rank, request.group_size, membership, options, title), membership)
-
-
-def _keep(group: ProcessGroup, membership: Membership) -> ProcessGroup:
+    group = ProcessGroup(request.group_rank, request.group_size, membership, options, title)
     _living.add(group)
     if not _registered:
-        _registered.append(os.getpid())
+        _registered.append(True)
         atexit.register(_at_exit)
     return group
 
@@ -74,9 +69,8 @@ def _default_group() -> ProcessGroup | None:
     """The default group, if it is hcomm's and usable: sub-groups of it need no store."""
     if not dist.is_initialized():
         return None
-    group = dist.distributed_c10d._get_default_group()
-    usable = isinstance(group, ProcessGroup) and group.communicator._ended is None
-    return group if usable else None
+    group: Any = dist.distributed_c10d._get_default_group()
+    return group if isinstance(group, ProcessGroup) and group.communicator._ended is None else None
 
 
 def communicator(group: dist.ProcessGroup | None = None) -> Any:

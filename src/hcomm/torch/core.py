@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.autograd import _profiler_enabled
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
 from hcomm import ending
@@ -52,7 +52,7 @@ def operation(name: str) -> Callable[[Function], Function]:
 
 
 def _profiled(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    span = record_function(f"hcomm:{name}")
+    span: Any = record_function(f"hcomm:{name}")
     span.__enter__()
     try:
         work = function(*args, **kwargs)
@@ -72,7 +72,8 @@ def _explained(error: HcommError) -> HcommError:
             f"{error}. For tensors that stay on the device make a group of their own vendor's backend beside this one, "
             "such as torch.distributed.new_group(backend='nccl')"
         )
-    return translated(error)
+    explained: HcommError = translated(error)
+    return explained
 
 
 def time_limit(opts: Any, timeout: timedelta | None) -> float | None:
@@ -107,12 +108,14 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
 
 
-class GroupCore(dist.ProcessGroup):  # type: ignore[misc]
+#: Torch describes its overloads as several functions each; ours take them all in one.
+_Base: Any = dist.ProcessGroup
+
+
+class GroupCore(_Base):  # type: ignore[misc]
     """Life of a process group, and how its operations run."""
 
-    def __init__(
-        self, rank: int, size: int, membership: Membership, options: Options, name: str
-    ) -> None:
+    def __init__(self, rank: int, size: int, membership: Membership, options: Options, name: str) -> None:
         """Made by torch: `init_process_group("hcomm")` and `new_group(backend="hcomm")`."""
         super().__init__(rank, size)
         self._membership = membership
@@ -123,6 +126,7 @@ class GroupCore(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = Completer(f"hcomm-{name}", ordered=True)
         self._messages = Completer(f"hcomm-{name}-messages", ordered=False)
         self._left = False
+        self._group_name, self._group_description = name, ""
 
     @property
     def communicator(self) -> Communicator:
@@ -137,6 +141,22 @@ class GroupCore(dist.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         """`hcomm`."""
         return "hcomm"
+
+    def setGroupName(self, name: str) -> None:
+        """Called by torch; its own place for the name needs a backend object in C++."""
+        self._group_name = name
+
+    def getGroupName(self) -> str:
+        """The name by which torch's functional collectives find the group."""
+        return self._group_name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Called by torch."""
+        self._group_description = description
+
+    def getGroupDesc(self) -> str:
+        """What the user says the group is for."""
+        return self._group_description
 
     @property
     def _device_types(self) -> list[torch.device]:

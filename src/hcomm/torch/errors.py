@@ -7,28 +7,32 @@
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
 import torch.distributed as dist
 
 from hcomm.errors import CommunicatorError, HcommError, InitError, PeerLost, RendezvousError
 
+_twins: dict[type[HcommError], Any] = {}
 
-@cache
-def _twin(kind: type[HcommError]) -> type[HcommError]:
+
+def _twin(kind: type[HcommError]) -> Any:
     """The class of hcomm's that is one of torch's, too."""
-    other = dist.DistNetworkError if issubclass(kind, (PeerLost, RendezvousError)) else dist.DistBackendError
-    twin = type(kind.__name__, (kind, other), {"__doc__": kind.__doc__, "__module__": kind.__module__})
-    assert issubclass(twin, HcommError)
-    return twin
+    if kind not in _twins:
+        network = issubclass(kind, (PeerLost, RendezvousError))
+        other = dist.DistNetworkError if network else dist.DistBackendError
+        _twins[kind] = type(
+            kind.__name__, (kind, other), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        )
+    return _twins[kind]
 
 
-def translated(error: HcommError) -> HcommError:
+def translated(error: HcommError) -> Any:
     """`error` as an exception that torch's users also catch; errors of arguments stay as they are."""
     if isinstance(error, dist.DistError):
         return error
     if isinstance(error, CommunicatorError):
-        return _twin(type(error))(str(error), error.ranks)  # type: ignore[call-arg]
+        return _twin(type(error))(str(error), error.ranks)
     if isinstance(error, InitError):
         return _twin(type(error))(str(error))
     return error

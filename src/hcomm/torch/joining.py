@@ -63,9 +63,7 @@ def join(store: Any, rank: int, size: int, settings: Settings, options: Options,
     """
     config.warn_unknown()
     host, port = _address(store)
-    launch = Launch(
-        rank, size, None, None, None, "torch.distributed", Meeting(HANDED, host, port, _JOB)
-    )
+    launch = Launch(rank, size, None, None, None, "torch.distributed", Meeting(HANDED, host, port, _JOB))
     bootstrap = BootstrapSettings(
         init_timeout=settings.seconds("INIT_TIMEOUT"),
         transport=settings.text("TRANSPORT"),
@@ -90,7 +88,9 @@ def join(store: Any, rank: int, size: int, settings: Settings, options: Options,
     return Membership(communicator, engine, job)
 
 
-def split(parent: Communicator, ranks: list[int], settings: Settings, options: Options, name: str) -> Membership:
+def split(
+    parent: Communicator, ranks: list[int], settings: Settings, options: Options, name: str
+) -> Membership:
     """The communicator of some ranks of the default group.
 
     Args:

@@ -192,9 +192,7 @@ class Movements(Reductions):
         received = self._lengths(output, output_sizes, "output")
 
         def call(**how: Any) -> Any:
-            return self._comm.all_to_all(
-                flat(input), packed, input_sizes=sent, output_sizes=received, **how
-            )
+            return self._comm.all_to_all(flat(input), packed, input_sizes=sent, output_sizes=received, **how)
 
         return self._go(call, (), results, opts, timeout, after)
 

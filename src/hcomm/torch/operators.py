@@ -22,7 +22,7 @@ _WORDS = {
 #: By number, which is what a ReduceOp's hash is: the quickest way to know one.
 NAMES: dict[int, str] = {hash(ReduceOp(op)): word for op, word in _WORDS.items()}
 #: Every rank's contribution is multiplied by a factor, then they are added.
-PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
+PREMUL_SUM = ReduceOp.PREMUL_SUM.value
 
 
 def name_of(op: Any) -> str:
@@ -31,20 +31,26 @@ def name_of(op: Any) -> str:
     Raises:
         UnsupportedOperator: it is none of torch's operators.
     """
-    number = hash(op) if isinstance(op, ReduceOp) else int(op)
+    number: int = hash(op) if isinstance(op, ReduceOp) else op.value
     found = NAMES.get(number)
     if found is not None:
         return found
     if number == PREMUL_SUM:
         return "premul_sum"
-    raise UnsupportedOperator(f"unknown reduction operator {op!r}; known: {', '.join(NAMES.values())}, premul_sum")
+    raise UnsupportedOperator(
+        f"unknown reduction operator {op!r}; known: {', '.join(NAMES.values())}, premul_sum"
+    )
 
 
 def factor_of(op: Any) -> Any:
     """The factor of a PREMUL_SUM: a number or a tensor. Raises UnsupportedOperator when it has none."""
-    factor = op.__getstate__()[1] if isinstance(op, ReduceOp) else None
+    # The only way from Python to the factor that older torch has, too.
+    state = getattr(op, "__getstate__", None)
+    factor = state()[1] if isinstance(op, ReduceOp) and state is not None else None
     if factor is None:
-        raise UnsupportedOperator("PREMUL_SUM without a factor; make it with torch.distributed._make_nccl_premul_sum")
+        raise UnsupportedOperator(
+            "PREMUL_SUM without a factor; make it with torch.distributed._make_nccl_premul_sum"
+        )
     return factor
 
 

@@ -65,9 +65,9 @@ class Reductions(GroupCore):
         every = comm.all_gather(indices, sizes=counts, timeout=limit)
         added = comm.all_gather(values, sizes=counts, timeout=limit)
         whole = torch.sparse_coo_tensor(every.t(), added, tensor.shape).coalesce()
-        tensor.detach().copy_(whole)
-        done = Done([tensor])
-        return done
+        with torch.no_grad():
+            tensor.copy_(whole)  # not through detach(): a sparse copy replaces the tensor's parts
+        return Done([tensor])
 
     @operation("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Done | Work:
@@ -83,7 +83,7 @@ class Reductions(GroupCore):
             fused = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
             def deal_out() -> None:
-                pieces = fused.split([tensor.numel() for tensor in tensors])
+                pieces = torch.split(fused, [tensor.numel() for tensor in tensors])
                 for tensor, piece in zip(tensors, pieces, strict=True):
                     tensor.detach().copy_(piece.view(tensor.shape))
 

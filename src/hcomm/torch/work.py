@@ -19,7 +19,11 @@ from hcomm.work import Work as NativeWork
 _LOOK = 0.002
 
 
-class Done(dist._Work):  # type: ignore[misc]
+#: Torch's own class has methods of several signatures each.
+_Base: Any = dist._Work  # type: ignore[attr-defined]
+
+
+class Done(_Base):  # type: ignore[misc]
     """An operation that was over when its call returned."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -55,7 +59,7 @@ class Done(dist._Work):  # type: ignore[misc]
         return future
 
 
-class Work(dist._Work):  # type: ignore[misc]
+class Work(_Base):  # type: ignore[misc]
     """One call of torch's that was started: one operation of hcomm's, or several.
 
     Whoever waits moves the bytes. Once its Future has been asked for, a thread of the group waits as well, so that the
