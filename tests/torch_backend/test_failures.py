@@ -107,7 +107,7 @@ def test_errors_are_hcomms_and_torchs(job: Callable[..., list[Any]]) -> None:
             "lines of the user, not of torch: " + mismatch.text
         )
         assert {"BrokenCommunicator", "DistBackendError"} <= set(found["afterwards"].kinds)
-        assert "gloo" in found["monitored"].text
+        assert "GLOO" in found["monitored"].text, "torch's own refusal"
         assert found["sequence"] is not None
         assert "DistBackendError" in found["ddp"].kinds or "CollectiveMismatch" in found["ddp"].text, found[
             "ddp"
