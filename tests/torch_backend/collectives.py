@@ -200,6 +200,24 @@ def case_reduce_scatters() -> None:
     same(out, (torch.arange(3.0) + 3 * r) * n + n * (n - 1) / 2)
 
 
+def case_reduce_scatter_sends_no_more_than_it_must() -> None:
+    n = world()
+    native = hcomm.torch.communicator()
+    if native.backend_name != "tcp":
+        return
+
+    def sent() -> int:
+        return sum(native._native.bytes_sent(rank) for rank in range(n))
+
+    whole, part = torch.ones(300_000), torch.empty(300_000 // n)
+    dist.reduce_scatter_tensor(part, whole, op=ReduceOp.AVG)
+    dist.barrier()
+    before = sent()
+    dist.reduce_scatter_tensor(part, whole, op=ReduceOp.AVG)
+    moved, least = sent() - before, whole.numel() * 4 * (n - 1) / n
+    assert least <= moved < 1.01 * least, "all ranks' parts but the own one, once"
+
+
 def case_all_to_all() -> None:
     n, r = world(), me()
     out = [torch.empty(k + 1) for k in range(n)]

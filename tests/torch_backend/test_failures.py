@@ -98,7 +98,8 @@ def several_failures() -> dict[str, Failure | None]:
 
 
 def test_errors_are_hcomms_and_torchs(job: Callable[..., list[Any]]) -> None:
-    for rank, found in enumerate(job(2, several_failures, init=False, timeout=90)):
+    debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for rank, found in enumerate(job(2, several_failures, init=False, timeout=90, env=debug)):
         mismatch = found["mismatch"]
         assert {"CollectiveMismatch", "DistBackendError", "HcommError"} <= set(mismatch.kinds), mismatch
         assert "all_reduce" in mismatch.text

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hcomm.communicator import Communicator
 from hcomm.errors import ForkedProcess, HcommError
 from hcomm.torch import joining
 from hcomm.torch.errors import translated
@@ -73,7 +74,7 @@ def _default_group() -> ProcessGroup | None:
     return group if isinstance(group, ProcessGroup) and group.communicator._ended is None else None
 
 
-def communicator(group: dist.ProcessGroup | None = None) -> Any:
+def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
     """The `hcomm.Communicator` under a process group (default: the default group).
 
     Raises:

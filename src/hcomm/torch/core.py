@@ -214,9 +214,13 @@ class GroupCore(_Base):  # type: ignore[misc]
     def _end_coalescing(self, device: torch.device) -> Work:
         batch, self._batch = self._batch or [], None
         operations = [operation for work in batch for operation in work._operations]
-        whole = Work(operations, [tensor for work in batch for tensor in work._tensors], self._messages)
-        whole._parts = batch
-        return whole
+        tensors = [tensor for work in batch for tensor in work._tensors]
+
+        def settle() -> None:
+            for work in batch:
+                work._settle()
+
+        return Work(operations, tensors, self._messages, settle)
 
     def _go(
         self,
