@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from hcomm import _native, config, world
-from hcomm.bootstrap import HANDED, BootstrapSettings, HandedStore, Launch, Meeting, World, start
+from hcomm.bootstrap import HANDED, HandedStore, Launch, Meeting, World, start
 from hcomm.communicator import Communicator, agreed_settings
 from hcomm.config import Settings
 from hcomm.errors import NotInitialized
@@ -64,17 +63,16 @@ def join(store: Any, rank: int, size: int, settings: Settings, options: Options,
     config.warn_unknown()
     host, port = _address(store)
     launch = Launch(rank, size, None, None, None, "torch.distributed", Meeting(HANDED, host, port, _JOB))
-    bootstrap = BootstrapSettings(
-        init_timeout=settings.seconds("INIT_TIMEOUT"),
-        transport=settings.text("TRANSPORT"),
-        socket_ifname=settings.text("SOCKET_IFNAME") or None,
-        job_secret=settings.text("JOB_SECRET") or None,
-        job_id=settings.text("JOB_ID") or None,
-        buffer_bytes=settings.size("BUFFER_SIZE"),
-    )
     place = f"{host}:{port} (torch's store)" if host else "torch's store"
     handed = HandedStore(store, "hcomm/", place)
-    job = start(launch, bootstrap, world._probes(), _notify, version=world.VERSION, store=handed)
+    job = start(
+        launch,
+        world._bootstrap_settings(settings),
+        world._probes(),
+        world._notify,
+        version=world.VERSION,
+        store=handed,
+    )
     try:
         engine = _native.Engine()
         wiring = job.wire_world(agreed_settings(settings, options.algorithm))
@@ -120,11 +118,6 @@ def _address(store: Any) -> tuple[str, int]:
     """Where torch's store listens; ('', 0) if it is none that does."""
     store = getattr(store, "_underlying_non_prefix_store", store)
     return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
-
-
-def _notify(line: str) -> None:
-    """While ranks are missing: a line for the person who waits."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def warn_dropped(name: str, dropped: list[str]) -> None:
