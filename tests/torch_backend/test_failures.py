@@ -164,7 +164,7 @@ def begins_again() -> Any:
 
 def test_init_destroy_init(job: Callable[..., list[Any]]) -> None:
     for early, late in job(2, begins_again, init=False, timeout=90):
-        assert early == late, "descriptors, threads"
+        assert all(after <= before for before, after in zip(early, late, strict=True)), "descriptors, threads"
 
 
 def waits_in_vain() -> Any:

@@ -27,8 +27,8 @@ def snippets() -> list[tuple[str, str]]:
     return found
 
 
-def run_all() -> list[str]:
-    """One rank: each snippet in a namespace of its own."""
+def run_all(ports: list[int]) -> list[str]:
+    """One rank: each snippet in a namespace of its own, with a meeting point of its own."""
     import torch.distributed as dist
 
     found = []
@@ -36,6 +36,7 @@ def run_all() -> list[str]:
         folder = Path(os.environ["JOB_DIR"], f"snippet-{len(found)}-{os.environ['RANK']}")
         folder.mkdir()
         os.chdir(folder)
+        os.environ["MASTER_PORT"] = str(ports[len(found)])
         found.append(outcome(lambda: exec(compile(code, heading, "exec"), {"__name__": "__main__"})))  # noqa: B023
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -45,7 +46,7 @@ def run_all() -> list[str]:
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[list[list[str]]]:
-    job = Job(2, run_all, init=False, port=free_port(), timeout=100)
+    job = Job(2, run_all, args=([free_port() for _ in snippets()],), init=False, timeout=100)
     yield values(job.wait())
     job.discard()
 

@@ -29,6 +29,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _UNSET = dist.AllreduceOptions().timeout
 #: Seconds that leaving a group waits for what still runs.
 _PATIENCE = 10.0
+#: Seconds that the others let rank 0 leave first, and that it may need to close torch's store after that.
+_AFTER_YOU, _CLOSING = 1.0, 0.02
 #: Element types that can be moved as bytes, though hcomm cannot add them.
 _BYTES = {getattr(torch, name) for name in dir(torch) if name.startswith("float8_")}
 
@@ -190,12 +192,27 @@ class GroupCore(_Base):  # type: ignore[misc]
         self._left = True
         dropped: list[str] = []
         try:
-            if self._comm._ended is None and self._comm._broken is None:
-                dropped = ending.drain(self._comm, time.monotonic() + min(_PATIENCE, self._comm.timeout))
+            if self._comm._ended is None:
+                if self._comm._broken is None:
+                    dropped = ending.drain(self._comm, time.monotonic() + min(_PATIENCE, self._comm.timeout))
+                self._let_the_host_leave()
         finally:
             self._leave(exiting=False)
         if dropped:
             warn_dropped(self._title, dropped)
+
+    def _let_the_host_leave(self) -> None:
+        """Of the default group, let rank 0 leave first: it may host torch's store at a port, and whoever came back to
+        that port sooner would meet the old store, which is about to close.
+        """
+        if self._membership.job is None or self._comm.rank == 0:
+            return
+        until = time.monotonic() + _AFTER_YOU
+        while time.monotonic() < until:
+            if 0 in self._comm._native.lost():
+                time.sleep(_CLOSING)
+                return
+            time.sleep(0.001)
 
     def abort(self) -> None:
         """Break the group on every rank: what runs fails, here and elsewhere. Does not wait."""
