@@ -282,6 +282,18 @@ def case_futures_resolve_without_wait() -> None:
     assert dist.barrier(async_op=True).wait() in (True, None)
 
 
+def case_futures_started_and_awaited_in_callbacks() -> None:
+    n = world()
+
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+    first = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+    second = dist.all_reduce(torch.full((4,), 2.0), async_op=True).get_future()
+    same(first.then(again).wait(), n * n)
+    same(second.wait()[0], 2 * n)
+
+
 def case_coalesced() -> None:
     n, r = world(), me()
     small = [torch.full((k + 1,), float(r)) for k in range(4)]

@@ -169,6 +169,30 @@ def case_ddp_hooks_chain_futures() -> None:
         torch.testing.assert_close(net.first.weight.grad, alone.first.weight.grad, rtol=2e-2, atol=2e-3)
 
 
+def case_ddp_power_sgd() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    torch.manual_seed(11)
+    net = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 4))
+    parallel = DistributedDataParallel(net)
+    state = power.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1.0
+    )
+    parallel.register_comm_hook(state, power.powerSGD_hook)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = parallel(data(dist.get_rank(), 0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    every = [torch.empty_like(net[0].weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, net[0].weight.detach())
+    assert all(torch.equal(every[0], other) for other in every)
+
+
 def case_ddp_uneven_batches_join() -> None:
     r = dist.get_rank()
     net = Net()

@@ -80,6 +80,8 @@ def _explained(error: HcommError) -> HcommError:
 
 def time_limit(opts: Any, timeout: timedelta | None) -> float | None:
     """Seconds that a call was given; None: the group's. Options of torch that nobody set say -1 ms."""
+    if isinstance(opts, timedelta):
+        timeout = opts
     limit = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
     return None if limit == _UNSET or limit <= timedelta(0) else limit.total_seconds()
 

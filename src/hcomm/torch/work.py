@@ -88,7 +88,7 @@ class Work(_Base):  # type: ignore[misc]
         self._after = after
         self._lock = threading.Lock()
         self._settled = False
-        self._error: HcommError | None = None
+        self._error: Exception | None = None
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         if after is not None:
@@ -127,7 +127,7 @@ class Work(_Base):  # type: ignore[misc]
         """Whether it is over and went well."""
         return self.is_completed() and self._error is None
 
-    def exception(self) -> HcommError | None:
+    def exception(self) -> Exception | None:
         """Why it failed; None while it runs and after success."""
         self.is_completed()
         return self._error
@@ -188,6 +188,10 @@ class Work(_Base):  # type: ignore[misc]
                         self._after()
                 except HcommError as error:
                     self._error = translated(error)
+                except (
+                    Exception
+                ) as error:  # told where the others are; a thread that died of it would tell nobody
+                    self._error = error
                 self._after = None
                 self._settled = True
         self._resolve()
@@ -216,6 +220,11 @@ class Completer:
 
     def watch(self, work: Work) -> None:
         """Settle `work` when it is over."""
+        if self._thread is threading.current_thread():
+            # A callback of ours that may wait for this very Future (PowerSGD's does): nobody else would resolve it.
+            work._drive()
+            work._settle()
+            return
         self._queue.put(work)
         if self._thread is None:
             with self._starting:
