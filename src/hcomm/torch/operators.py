@@ -44,9 +44,9 @@ def name_of(op: Any) -> str:
 
 def factor_of(op: Any) -> Any:
     """The factor of a PREMUL_SUM: a number or a tensor. Raises UnsupportedOperator when it has none."""
-    # The only way from Python to the factor that older torch has, too.
-    state = getattr(op, "__getstate__", None)
-    factor = state()[1] if isinstance(op, ReduceOp) and state is not None else None
+    # The only way from Python to the factor that older torch has, too: (operator, factor).
+    state = op.__getstate__()
+    factor = state[1] if isinstance(state, tuple) else None
     if factor is None:
         raise UnsupportedOperator(
             "PREMUL_SUM without a factor; make it with torch.distributed._make_nccl_premul_sum"
