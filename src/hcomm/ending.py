@@ -48,11 +48,12 @@ def _peer_finalised(comm: Core) -> bool:
 
 def unheard() -> HcommError | None:
     """A failure of an operation or communicator that nobody has been told about; None if there is none."""
-    found = [error for comm in still_open() if (error := _unheard(comm)) is not None]
+    found = [error for comm in still_open() if (error := untold(comm)) is not None]
     return found[0] if found else None
 
 
-def _unheard(comm: Core) -> HcommError | None:
+def untold(comm: Core) -> HcommError | None:
+    """The same of one communicator."""
     if comm._broken is not None or _peer_finalised(comm):
         return None
     for work in list(comm._running.values()):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -93,8 +94,22 @@ def several_failures() -> dict[str, Failure | None]:
     parallel.register_comm_hook(None, hook)
     found["ddp"] = attempt(lambda: parallel(torch.ones(1, 4)).sum().backward())
     dist.barrier()
+    found["warned"] = destroyed_with_a_failure(torch, dist)
     dist.destroy_process_group()
     return found
+
+
+def destroyed_with_a_failure(torch: Any, dist: Any) -> list[str]:
+    """The warnings of a group whose failed operation nobody waited for."""
+    group = dist.new_group([0, 1])
+    work = dist.all_reduce(torch.ones(2 + dist.get_rank()), group=group, async_op=True)
+    while not work._over():
+        time.sleep(0.01)
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.destroy_process_group(group)
+    return [str(warning.message) for warning in caught]
 
 
 def test_errors_are_hcomms_and_torchs(job: Callable[..., list[Any]]) -> None:
@@ -113,6 +128,9 @@ def test_errors_are_hcomms_and_torchs(job: Callable[..., list[Any]]) -> None:
         assert "DistBackendError" in found["ddp"].kinds or "CollectiveMismatch" in found["ddp"].text, found[
             "ddp"
         ]
+        assert any("nobody has been told" in text and "all_reduce" in text for text in found["warned"]), (
+            found["warned"]
+        )
         if rank == 0:
             late = found["barrier"]
             assert {"CollectiveTimeout", "DistBackendError", "TimeoutError"} <= set(late.kinds)

@@ -17,7 +17,7 @@ from hcomm import ending
 from hcomm.communicator import Communicator
 from hcomm.errors import HcommError, UnsupportedBuffer
 from hcomm.torch.errors import translated
-from hcomm.torch.joining import Membership, warn_dropped
+from hcomm.torch.joining import Membership, warn
 from hcomm.torch.options import Options
 from hcomm.torch.work import Completer, Done, Work
 from hcomm.work import Work as NativeWork
@@ -188,20 +188,27 @@ class GroupCore(_Base):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group: what runs is waited for, at most 10 s; what is not over then is dropped with a warning."""
+        """Leave the group: what runs is waited for, at most 10 s.
+
+        Warns of what is not over then and dropped, and of a failure that nobody has been told of.
+        """
         if self._left:
             return
         self._left = True
         dropped: list[str] = []
+        error = None
         try:
             if self._comm._ended is None:
                 if self._comm._broken is None:
                     dropped = ending.drain(self._comm, time.monotonic() + min(_PATIENCE, self._comm.timeout))
+                    error = ending.untold(self._comm)
                 self._let_the_host_leave()
         finally:
             self._leave(exiting=False)
         if dropped:
-            warn_dropped(self._title, dropped)
+            warn(self._title, f"was destroyed with operations that were not complete: {'; '.join(dropped)}")
+        if error is not None:
+            warn(self._title, f"failed, and nobody has been told: {error}")
 
     def _let_the_host_leave(self) -> None:
         """Of the default group, let rank 0 leave first: it may host torch's store at a port, and whoever came back to

@@ -120,10 +120,6 @@ def _address(store: Any) -> tuple[str, int]:
     return str(getattr(store, "host", "")), int(getattr(store, "port", 0))
 
 
-def warn_dropped(name: str, dropped: list[str]) -> None:
-    """Tell of operations that a closing group did not wait for."""
-    warnings.warn(
-        f"hcomm: process group {name} was destroyed with operations that were not complete: {'; '.join(dropped)}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+def warn(name: str, text: str) -> None:
+    """Tell of a group that is being destroyed."""
+    warnings.warn(f"hcomm: process group {name} {text}", RuntimeWarning, stacklevel=4)
