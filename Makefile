@@ -16,12 +16,13 @@ CXX_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h'
 # Editable installs redirect imports to src/, so only C++ and metadata changes need a rebuild.
 BUILD_INPUTS := $(NATIVE) CMakeLists.txt pyproject.toml
 
-.PHONY: help build demo test native-test lint format bench sanitize clean
+.PHONY: help build demo test native-test torch-suite lint format bench sanitize clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo [RANKS=2]  build, then train the digits classifier on RANKS processes"
 	@echo "make test            build, then run the C++ and Python tests (PYTEST_ARGS=…)"
+	@echo "make torch-suite     torch's own tests of a backend, on hcomm and on gloo: build/torch-suite.md"
 	@echo "make lint | format   check | fix style and types"
 	@echo "make sanitize        C++ tests under ThreadSanitizer and Address+UndefinedBehaviorSanitizer"
 	@echo "make bench           benchmarks"
@@ -41,7 +42,7 @@ $(VENV)/.demo: $(VENV)/.tools
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) install -c constraints.txt pytest pytest-timeout hypothesis
+	$(PIP) install -c constraints.txt pytest pytest-timeout hypothesis expecttest
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.tools
@@ -78,6 +79,9 @@ native-test: $(VENV)/.tools build/.exists
 
 test: $(VENV)/.test $(VENV)/.built native-test
 	PYTHONPATH=tests $(BIN)/python -m pytest -p skip_limit --max-skips=$(MAX_SKIPS) $(PYTEST_ARGS)
+
+torch-suite: $(VENV)/.test $(VENV)/.built build/.exists
+	$(BIN)/python tests/torch_suite/compare.py build/torch-suite.md
 
 sanitize: $(VENV)/.tools build/.exists
 	$(call native_tests,thread-sanitizer,thread,TSAN_OPTIONS=halt_on_error=1 $(WITHOUT_ASLR))

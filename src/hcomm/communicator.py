@@ -274,6 +274,7 @@ class Communicator(Exchanges, PointToPoint, Costed):
             self._described,
         )
         group.settle_costs(self)
+        group._apart = self._apart
         group.announce()
         group.warn_slow_links()
         return group

@@ -70,6 +70,8 @@ class Core:
     #: HCOMM_DEBUG=trace: every call is told, by `_who`.
     _tracing = False
     _who = ""
+    #: It belongs to a job that was not joined by `init` (a process group of torch): `finalize` leaves it alone.
+    _apart = False
 
     def __init__(
         self,

@@ -12,8 +12,8 @@ from hcomm.errors import CollectiveMismatch, HcommError, NotInitialized
 
 
 def still_open() -> list[Core]:
-    """The communicators of this process that have not ended, the oldest group first."""
-    return [comm for comm in list(core._living) if comm._ended is None]
+    """The communicators of the job that `init` joined and that have not ended, the oldest group first."""
+    return [comm for comm in list(core._living) if comm._ended is None and not comm._apart]
 
 
 def wait_for_running(seconds: float) -> list[str]:
@@ -23,12 +23,20 @@ def wait_for_running(seconds: float) -> list[str]:
         The calls that are not over, or never will be because a peer has finalised, in words.
     """
     deadline = time.monotonic() + seconds
+    return [call for comm in still_open() for call in drain(comm, deadline)]
+
+
+def drain(comm: Core, deadline: float) -> list[str]:
+    """Wait until the operations of one communicator are over, at most until `deadline` (`time.monotonic`).
+
+    Returns:
+        The calls that are not over, or never will be because a peer has finalised, in words.
+    """
     left = []
-    for comm in still_open():
-        for work in list(comm._running.values()):
-            over = work._conclude(max(0.0, deadline - time.monotonic()))
-            if not over or (work._op.status != _native.OK and _peer_finalised(comm)):
-                left.append(str(work._call))
+    for work in list(comm._running.values()):
+        over = work._conclude(max(0.0, deadline - time.monotonic()))
+        if not over or (work._op.status != _native.OK and _peer_finalised(comm)):
+            left.append(str(work._call))
     return left
 
 
@@ -40,11 +48,12 @@ def _peer_finalised(comm: Core) -> bool:
 
 def unheard() -> HcommError | None:
     """A failure of an operation or communicator that nobody has been told about; None if there is none."""
-    found = [error for comm in still_open() if (error := _unheard(comm)) is not None]
+    found = [error for comm in still_open() if (error := untold(comm)) is not None]
     return found[0] if found else None
 
 
-def _unheard(comm: Core) -> HcommError | None:
+def untold(comm: Core) -> HcommError | None:
+    """The same of one communicator."""
     if comm._broken is not None or _peer_finalised(comm):
         return None
     for work in list(comm._running.values()):

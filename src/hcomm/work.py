@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ class Work:
     not depend on `wait`.
     """
 
-    __slots__ = ("__weakref__", "_call", "_complete", "_error", "_kept", "_op", "_owner", "_result")
+    __slots__ = ("__weakref__", "_call", "_complete", "_error", "_kept", "_lock", "_op", "_owner", "_result")
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class Work:
         self._kept = kept
         self._complete: Callable[[], Any] | None = complete
         self._owner = owner
+        # Two threads may notice the end at once; nobody sees it before results are in place.
+        self._lock = threading.Lock()
         self._result: Any = None
         self._error: HcommError | None = None
 
@@ -122,15 +125,15 @@ class Work:
 
     def _settle(self, status: int) -> None:
         """Take the outcome once: results in place, tensors let go."""
-        complete, self._complete = self._complete, None
-        if complete is None:
-            return
-        if status == _native.OK:
-            self._result = complete()
-        else:
-            self._error = self._owner._fail(status, self._call, self._op.text)
-        self._kept = None
-        self._owner._forget(self)
+        with self._lock:
+            if self._complete is None:
+                return
+            if status == _native.OK:
+                self._result = self._complete()
+            else:
+                self._error = self._owner._fail(status, self._call, self._op.text)
+            self._kept = self._complete = None
+            self._owner._forget(self)
 
     def _reap(self) -> None:
         """Let go of the tensors if it is complete; a failure is reported when somebody asks for it."""

@@ -76,7 +76,7 @@ def test_a_timeout_names_who_did_not_come_and_what_they_do(fake: ModuleType) -> 
         comm.barrier(timeout=5)
     text = str(error.value)
     assert "barrier() at " in text
-    assert "not complete in time (timeout here: 5 s); did not arrive: ranks 2, 3." in text
+    assert "not complete in time (the timeout here is 5 s); did not arrive: ranks 2, 3." in text
     assert "rank 2 (pid 102) is alive but does not answer (stopped?); it had completed 4 operations" in text
     assert "rank 3 (pid 103) is in no call; it has completed #4 barrier()" in text
     assert error.value.ranks == (2, 3)

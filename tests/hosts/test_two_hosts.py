@@ -300,3 +300,28 @@ def test_the_link_is_cut(tmp_path: Path, count: int) -> None:
         assert kind in ("CollectiveTimeout", "PeerLost"), (rank, kind, text)
         assert seconds < 5.0, (rank, seconds, text)
         assert set(ranks) <= ({2, 3} if rank < 2 else {0, 1}), (rank, text)
+
+
+def test_torch_distributed_over_two_hosts(tmp_path: Path) -> None:
+    body = """
+        import torch
+        import torch.distributed as dist
+        import hcomm.torch
+
+        dist.init_process_group("hcomm")
+        me = dist.get_rank()
+        total = torch.full((100_003,), float(me + 1))
+        dist.all_reduce(total)
+        inside = dist.new_group([0, 1]), dist.new_group([2, 3])
+        across = dist.new_group([0, 2]), dist.new_group([1, 3])
+        names = [hcomm.torch.communicator(pair).backend_name for pair in (inside[me // 2], across[me % 2])]
+        torch.manual_seed(me)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.full((1, 4), float(me))).sum().backward()
+        gradient = model.module.weight.grad[0].tolist()
+        dist.destroy_process_group()
+        answer([sorted(set(total.tolist())), names, gradient])
+    """
+    found = run(body, tmp_path)
+    # the gradient of a sum is the input; its mean over the ranks is (0 + 1 + 2 + 3) / 4
+    assert found == {rank: [[10.0], ["shm", "tcp"], [1.5] * 4] for rank in range(4)}

@@ -13,8 +13,8 @@ from hcomm.bootstrap.hostlist import first_host
 from hcomm.errors import LaunchError
 
 #: How ranks meet: not at all (a world of one), at rank 0's port, at torchrun's agent, or through a file on
-#: one host.
-NONE, TCP, AGENT, FILE = "none", "tcp", "agent", "file"
+#: one host, or at a store that was handed to us.
+NONE, TCP, AGENT, FILE, HANDED = "none", "tcp", "agent", "file", "handed"
 
 #: Names of the sources.
 ARGUMENTS, TORCHRUN, PLAIN = "the arguments of init", "torchrun", "RANK/WORLD_SIZE"
@@ -49,7 +49,8 @@ class Meeting:
 
     Attributes:
         kind: `none`, `tcp` (rank 0 hosts a store at `host`:`port`), `agent` (torchrun's agent does), `file`
-            (rank 0 writes its address into a file).
+            (rank 0 writes its address into a file), `handed` (a store that somebody else has connected;
+            `host` is its address, if it has one).
         host: name or address of the meeting point; "" if none is needed.
         port: its port; 0 if none is needed.
         job: what tells this job from others; "" if the launcher does not say.
@@ -68,6 +69,8 @@ class Meeting:
             return f"a store hosted by rank 0 at {self.host}:{self.port}"
         if self.kind == AGENT:
             return f"the store of torchrun's agent at {self.host}:{self.port}"
+        if self.kind == HANDED:
+            return "a store that was handed over"
         return f"a file on this host, for the job {self.job or '(HCOMM_JOB_ID)'}"
 
 

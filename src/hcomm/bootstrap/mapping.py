@@ -245,10 +245,11 @@ class Census:
         self._store.set(f"{RECORD}{arrival}", json.dumps(asdict(self._record)))
         return arrival
 
-    def collect(self, extra: dict[str, Any]) -> None:
+    def collect(self, extra: dict[str, Any], before_refusal: Callable[[], None] = lambda: None) -> None:
         """Wait for all records and publish the verdict, with `extra` in it if all is well."""
         failure = self._collect()
         if failure:
+            before_refusal()
             self._store.set("verdict", json.dumps({"problems": failure}))
         else:
             table = sorted(self.records, key=lambda r: r.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hcomm.bootstrap import launcher, meeting_file
@@ -12,6 +13,7 @@ from hcomm.bootstrap.launcher import Launch
 from hcomm.bootstrap.resolve import Resolver
 from hcomm.bootstrap.settings import BootstrapSettings
 from hcomm.bootstrap.store import (
+    HandedStore,
     Patience,
     Store,
     TcpStore,
@@ -26,6 +28,8 @@ from hcomm.errors import AuthenticationError, LaunchError, RendezvousError
 
 #: Seconds for which rank 0 tries to get a port that another program holds.
 PORT_PATIENCE = 1.5
+#: Key in a store that was handed over: arrivals of all generations.
+TICKETS = "tickets"
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Joined:
         key: secret that all ranks of the job have in common.
         job: name of the job.
         file: the invitation to remove, if one was written.
+        before_refusal: done by the rank that collects, before it tells the others what is wrong.
     """
 
     store: Store
@@ -45,6 +50,7 @@ class Joined:
     key: bytes
     job: str
     file: tuple[str, meeting_file.Invitation] | None = None
+    before_refusal: Callable[[], None] = lambda: None
 
     def forget_file(self) -> None:
         """Remove the invitation."""
@@ -106,6 +112,28 @@ def join(
         # Somebody of this very job is rank 0 already: joining it lets everybody hear of that.
         return Joined(found, None, key, job)
     return Joined(_own_store(found, credentials, patience), found, key, job)
+
+
+def join_handed(launch: Launch, settings: BootstrapSettings, store: HandedStore) -> tuple[Joined, int]:
+    """Meet at a store that somebody else has connected.
+
+    Such a store outlives an init and is met again by the next, so arrivals are counted in it: each `world_size` of
+    them are one generation, with keys of its own.
+
+    Returns:
+        The way to the store, and the generation, from 1.
+    """
+    job = settings.job_id or launch.meeting.job
+    key = derive("hcomm store", (settings.job_secret or "").encode(), job.encode())
+    size = launch.world_size
+    generation = (store.add(TICKETS, 1) - 1) // size + 1
+
+    def close_generation() -> None:
+        # Whoever tries again begins with a new one, though ranks were missing.
+        store.add(TICKETS, -store.add(TICKETS, 0) % size)
+
+    below = store.below(f"{generation}/")
+    return Joined(below, None, key, job, before_refusal=close_generation), generation
 
 
 def job_digest(job: str) -> bytes:

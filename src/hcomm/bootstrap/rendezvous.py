@@ -19,10 +19,10 @@ from hcomm.bootstrap.dialing import Contact, Group, Home
 from hcomm.bootstrap.launcher import Launch
 from hcomm.bootstrap.listener import Listener
 from hcomm.bootstrap.mapping import Census, Record
-from hcomm.bootstrap.meeting import Joined, job_digest, job_name, join
+from hcomm.bootstrap.meeting import Joined, job_digest, job_name, join, join_handed
 from hcomm.bootstrap.resolve import Resolver, facing, is_loopback, means_this_host, resolve, system_resolver
 from hcomm.bootstrap.settings import BootstrapSettings, Probes
-from hcomm.bootstrap.store import Patience, TcpStore
+from hcomm.bootstrap.store import HandedStore, Patience, TcpStore
 from hcomm.bootstrap.wireup import Wiring, wire
 from hcomm.errors import InitError
 from hcomm.topology import interfaces
@@ -182,6 +182,7 @@ def start(
     *,
     version: str = "",
     resolver: Resolver = system_resolver,
+    store: HandedStore | None = None,
 ) -> World:
     """Meet the other ranks, check that all fit together, and learn how to reach them.
 
@@ -192,6 +193,7 @@ def start(
         notify: takes lines for the user while ranks are missing.
         version: hcomm's version, which all ranks must share.
         resolver: name lookup.
+        store: where to meet when somebody else has connected it (`launch.meeting.kind` is `handed`).
 
     Raises:
         MappingError: ranks are claimed twice, missing, out of range, or disagree.
@@ -201,14 +203,34 @@ def start(
     allowed = interfaces.select(settings.socket_ifname)
     if launch.world_size == 1:
         return _alone(launch, settings, probes)
+    patience = Patience(time.monotonic() + settings.init_timeout, notify, settings.notice_every)
+    if store is not None:
+        joined, generation = join_handed(launch, settings, store)
+        return _meet(launch, settings, probes, joined, allowed, generation, patience, version, resolver)
     place = launch.meeting
     spot = (place.kind, place.host, place.port, job_name(launch, settings))
     generation = _generations.get(spot, 0) + 1
     if place.kind == launcher.AGENT:
         # The agent's store keeps what a failed attempt has left, so an attempt must not meet it; our own goes with it.
         _generations[spot] = generation
-    patience = Patience(time.monotonic() + settings.init_timeout, notify, settings.notice_every)
     joined = join(launch, settings, generation, patience, resolver)
+    world = _meet(launch, settings, probes, joined, allowed, generation, patience, version, resolver)
+    _generations[spot] = generation
+    return world
+
+
+def _meet(
+    launch: Launch,
+    settings: BootstrapSettings,
+    probes: Probes,
+    joined: Joined,
+    allowed: list[interfaces.Interface],
+    generation: int,
+    patience: Patience,
+    version: str,
+    resolver: Resolver,
+) -> World:
+    """Compare what the ranks say at the store, and get ready to be called by them."""
     listener = None
     try:
         listener = _listen(launch, settings, joined, allowed, patience, resolver)
@@ -219,7 +241,6 @@ def start(
             listener.close()
         _leave(joined, patience=3.0)
         raise
-    _generations[spot] = generation
     credentials = Credentials(
         derive("hcomm peers", joined.key, bytes.fromhex(verdict["nonce"])), job_digest(joined.job), generation
     )
@@ -243,9 +264,11 @@ def start(
 def _agree_on_mapping(launch: Launch, joined: Joined, record: Record, patience: Patience) -> dict[str, Any]:
     census = Census(joined.store, record, patience.deadline, patience.complain)
     arrival = census.arrive()
-    collects = joined.server is not None if launch.meeting.kind != launcher.AGENT else arrival == 1
+    foreign = launch.meeting.kind in (launcher.AGENT, launcher.HANDED)
+    collects = arrival == 1 if foreign else joined.server is not None
     if collects:
-        census.collect({"nonce": secrets.token_hex(32), "uid": secrets.randbits(63) | 1})
+        extra = {"nonce": secrets.token_hex(32), "uid": secrets.randbits(63) | 1}
+        census.collect(extra, joined.before_refusal)
     try:
         return census.verdict()
     finally:
@@ -337,14 +360,14 @@ def _listen(
     preferred = None
     if isinstance(joined.store, TcpStore) and joined.server is None:
         preferred = joined.store.local_address
-    elif place.kind != launcher.FILE:
+    elif place.kind != launcher.FILE and place.host:
         try:
             preferred = facing(resolve(place.host, place.port, patience.deadline, resolver)[0])
         except OSError:
             preferred = None
     elif joined.server is not None:
         preferred = joined.server.loopback
-    on_purpose = place.kind == launcher.FILE or means_this_host(place.host)
+    on_purpose = place.kind == launcher.FILE or (bool(place.host) and means_this_host(place.host))
     if preferred is not None and is_loopback(preferred) and not on_purpose:
         # The master's name is a loopback address here (a common line in /etc/hosts); the others need a real
         # one.

@@ -1,7 +1,7 @@
 """The meeting point of a job: a small table of strings that all ranks can reach.
 
 `TcpStore` talks to the server that rank 0 hosts (store_server.py), `TorchStore` to the one that torchrun's
-agent already runs.
+agent already runs, `HandedStore` to one that somebody else has connected.
 """
 
 from __future__ import annotations
@@ -112,7 +112,45 @@ def _question(request: dict[str, Any]) -> Talk[dict[str, Any]]:
     return (yield from read_message())
 
 
-class TorchStore(Store):
+class HandedStore(Store):
+    """A store of torch.distributed that somebody hands in.
+
+    Args:
+        store: any `torch.distributed.Store`.
+        prefix: put before every key.
+        place: where it is, for messages.
+    """
+
+    def __init__(self, store: Any, prefix: str, place: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self.place = place
+
+    def below(self, prefix: str) -> HandedStore:
+        """The keys of this store that begin with `prefix`."""
+        return HandedStore(self._store, self._prefix + prefix, self.place)
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(self._prefix + key, value)
+
+    def try_get(self, key: str, wait: float) -> str | None:
+        until = time.monotonic() + wait
+        pause = 0.0005
+        while not self._store.check([self._prefix + key]):
+            if time.monotonic() >= until:
+                return None
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+        return bytes(self._store.get(self._prefix + key)).decode()
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(self._prefix + key, amount))
+
+    def close(self) -> None:
+        self._store = None
+
+
+class TorchStore(HandedStore):
     """The store of torchrun's agent, as a client, through torch.
 
     Args:
@@ -134,35 +172,15 @@ class TorchStore(Store):
             raise RendezvousError(
                 f"torchrun's agent hosts the store at {host}:{port}, but torch cannot be imported"
             ) from error
-        self.place = f"{host}:{port} (torchrun's agent)"
-        self._prefix = prefix
         try:
-            self._store: Any = TCPStore(
+            store = TCPStore(
                 host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False
             )
         except Exception as error:
             raise RendezvousError(
                 f"cannot reach the store of torchrun's agent at {host}:{port}: {error}"
             ) from error
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(self._prefix + key, value)
-
-    def try_get(self, key: str, wait: float) -> str | None:
-        until = time.monotonic() + wait
-        pause = 0.0005
-        while not self._store.check([self._prefix + key]):
-            if time.monotonic() >= until:
-                return None
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.02)
-        return bytes(self._store.get(self._prefix + key)).decode()
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._store.add(self._prefix + key, amount))
-
-    def close(self) -> None:
-        self._store = None
+        super().__init__(store, prefix, f"{host}:{port} (torchrun's agent)")
 
 
 @dataclass

@@ -171,7 +171,7 @@ class Reporter:
             text = f"given up, because another operation of the communicator timed out: {failure.text}"
             return CollectiveTimeout(self._prefix(call) + text, tuple(failure.ranks))
         missing, states = self._laggards(call, failure, reports)
-        text = f"not complete in time (timeout here: {call.timeout:g} s)"
+        text = f"not complete in time (the timeout here is {call.timeout:g} s)"
         return CollectiveTimeout(self._prefix(call) + text + states, missing)
 
     def _is_own(self, call: Call, failure: _native.Failure, reports: Sequence[_native.Report]) -> bool:
