@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from hcomm import _native
@@ -14,6 +15,12 @@ from hcomm.topology.cpus import probe_cpus
 
 #: Settings that say nothing about speed: a secret, and what whoever starts the ranks gives them.
 _UNTOLD = ("HCOMM_JOB_SECRET", "HCOMM_JOB_ID", "HCOMM_INIT_TIMEOUT")
+
+
+def busy_seconds() -> float:
+    """What all processes of this machine have used of its processors since it started."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def describe(packages: Sequence[str]) -> dict[str, Any]:

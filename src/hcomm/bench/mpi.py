@@ -48,7 +48,9 @@ class Mpi:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise HcommError(f"--peer mpi4py: mpi4py cannot be used: {error}") from None
+            raise HcommError(
+                f"--peer mpi4py: mpi4py cannot be used: {error}; it takes another MPI from MPI4PY_LIBMPI"
+            ) from None
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         if self._comm.size != world.size:
             raise HcommError(

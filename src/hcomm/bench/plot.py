@@ -8,6 +8,9 @@ from typing import Any
 from hcomm.bench.results import Report, Row
 from hcomm.errors import HcommError
 
+#: matplotlib's cycle of colours begins again after so many lines.
+_COLOURS = 10
+
 
 def draw(path: Path, report: Report) -> None:
     """One row of two plots for each operation, type and operator; one line for each library and algorithm.
@@ -43,13 +46,15 @@ def draw(path: Path, report: Report) -> None:
 
 def _lines(axes: Any, rows: list[Row], title: str, label: str, ranks: int | None) -> None:
     """Times, or bus bandwidths where `ranks` is given."""
-    for name in dict.fromkeys(row.name for row in rows):
+    for number, name in enumerate(dict.fromkeys(row.name for row in rows)):
         points = []
+        style = "-" if number < _COLOURS else "--"
         for row in rows:
             if row.name == name and row.best is not None:
                 value = row.best.seconds * 1e6 if ranks is None else row.busbw(row.best, ranks) / 1e9
                 points.append((row.nbytes, value))
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.plot(*zip(*points, strict=True), style, marker="o", markersize=3, label=name)
     axes.set(xscale="log", yscale="log", xlabel="size [bytes]", ylabel=label, title=title)
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
+    if ranks is not None:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")

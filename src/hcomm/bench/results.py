@@ -100,10 +100,12 @@ class Report:
     Attributes:
         about: where and how it was measured; see `machine.describe` and `sweep.about`.
         rows: in the order in which they were measured.
+        foreign: share of the processors that other work took meanwhile, 0 to 1.
     """
 
     about: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
+    foreign: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -137,6 +139,7 @@ class Report:
             **self.about,
             "rows": [self._row(row) for row in self.rows],
             "avg_busbw_GBps": {name: speed / 1e9 for name, speed in self.bandwidths().items()},
+            "foreign": self.foreign,
             "wrong": self.wrong,
             "exit_code": self.exit_code,
         }

@@ -20,13 +20,14 @@ import numpy as np
 
 from hcomm.bench.cases import Case
 from hcomm.bench.libraries import Call, Gloo, Hcomm, Library, Unsupported
-from hcomm.bench.machine import describe
+from hcomm.bench.machine import busy_seconds, describe
 from hcomm.bench.meeting import Barrier, meeting_of
 from hcomm.bench.memory import Memory, need
 from hcomm.bench.mpi import Mpi
 from hcomm.bench.order import Line, Order, Point
 from hcomm.bench.results import Row, Timing
 from hcomm.communicator import Communicator
+from hcomm.errors import HcommError
 
 Advance = Callable[[int, int], None]
 
@@ -59,6 +60,8 @@ class Sweep:
 
     def __init__(self, world: Communicator, order: Order) -> None:
         need(order.arrays, order.dtypes, order.peers, order.zero_copy)
+        if order.root >= world.size:
+            raise HcommError(f"--root {order.root}: there are {world.size} ranks, 0 to {world.size - 1}")
         self._world = world
         self._order = order
         self._memory = Memory(order.arrays, order.zero_copy)
@@ -69,6 +72,18 @@ class Sweep:
         self.libraries.update({peer: made[peer](world) for peer in order.peers})
         self._meeting: Barrier = meeting_of(world)
         self._turn = 0
+        self._begin = time.monotonic(), busy_seconds(), time.process_time()
+
+    def foreign(self) -> float:
+        """The share of the busiest host's processors that other work took since the start, 0 to 1. Collective."""
+        world = self._world
+        elapsed, busy, own = self._begin
+        used = np.array([time.process_time() - own])
+        everyone = world.all_gather(used)
+        mine = next(members for members in world.hosts if world.rank in members)
+        other = busy_seconds() - busy - sum(float(everyone[rank]) for rank in mine)
+        took = (time.monotonic() - elapsed) * (os.cpu_count() or 1)
+        return self._most([max(0.0, other / took)])[0]
 
     def about(self) -> dict[str, Any]:
         """Where and how it is measured, as plain data."""

@@ -9,6 +9,8 @@ from hcomm.bench.definitions import DEFINITIONS
 from hcomm.bench.results import Report, Row, Timing
 
 _GIGA = 1e9
+#: From this share on other work is told of.
+_DISTURBED = 0.05
 
 
 def header(about: dict[str, Any]) -> Iterator[str]:
@@ -122,6 +124,8 @@ def footer(report: Report) -> Iterator[str]:
         yield f"# Out of bounds values : {report.wrong} {verdict}"
     for name, speed in report.bandwidths().items():
         yield f"# Avg bus bandwidth    : {speed / _GIGA:.4f} ({name})"
+    if report.foreign >= _DISTURBED:
+        yield f"# Other work took {report.foreign:.0%} of the processors meanwhile: measure on a quiet machine"
     for row in report.rows:
         if row.wrong:
             what = f"{row.operation} {row.dtype} {row.operator} of {row.nbytes} bytes"

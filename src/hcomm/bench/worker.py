@@ -1,13 +1,14 @@
 """One rank of a measurement: `python -m hcomm.bench.worker ORDER`, started by `hcomm bench`.
 
 Rank 0 tells its parent, in lines of JSON on standard output: `{"about": …}`, `{"progress": [done, total]}`,
-`{"row": …}` and at last `{"end": true}`, or `{"error": …}`.
+`{"row": …}` and at last `{"end": share of the machine that other work took}`, or `{"error": …}`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -37,10 +38,11 @@ def measure(order: Order) -> Iterator[dict[str, Any]]:
         for row in sweep.rows(lambda done, total: steps.append([done, total])):
             yield {"progress": steps[-1]}
             yield {"row": asdict(row)}
+        foreign = sweep.foreign()
         sweep.leave()
     finally:
         hcomm.finalize()
-    yield {"end": True}
+    yield {"end": foreign}
 
 
 def main() -> int:
@@ -55,8 +57,10 @@ def main() -> int:
                 sys.stdout.flush()
     except HcommError as error:
         text = f"{type(error).__name__}: {error}"
-        print(text, file=sys.stderr)
-        sys.stdout.write(json.dumps({"error": text}) + "\n")
+        if os.environ.get("RANK", "0") == "0":  # under mpiexec no rank has this variable, and all are heard
+            print(json.dumps({"error": text}), flush=True)
+        else:
+            print(text, file=sys.stderr)
         return 1
     return 0
 

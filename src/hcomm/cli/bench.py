@@ -255,6 +255,8 @@ def _show(told: Iterator[dict[str, Any]], order: Order) -> Report | None:
                 row = Row.from_dict(message["row"])
                 report.rows.append(row)
                 _print(printer.lines(row))
+            elif "end" in message and report is not None:
+                report.foreign = float(message["end"])
     assert report is not None
     _print(footer(report))
     return report
