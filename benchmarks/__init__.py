@@ -8,4 +8,6 @@
       ├─ tables, plot, results   what comes out
       └─ jobs                    starts the ranks of one launch, leaves nobody behind
            └─ rank               what each of these processes runs: timing, growth, libraries
+
+``python -m benchmarks.kernels`` measures the reduce kernels alone, beside this machine's copy and addition.
 """
