@@ -57,6 +57,7 @@ from hcomm.functions import (
     scatter_async,
     send,
 )
+from hcomm.mesh import Mesh
 from hcomm.planning.builder import Builder
 from hcomm.planning.custom import algorithm
 from hcomm.planning.registry import ACCESS, LINKS, SHARED_MEMORY
@@ -95,6 +96,7 @@ __all__ = [
     "LaunchError",
     "Link",
     "MappingError",
+    "Mesh",
     "MessageMismatch",
     "NotInitialized",
     "PeerLost",
