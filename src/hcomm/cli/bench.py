@@ -135,7 +135,7 @@ def bench(
                 "those are measured"
             )
         told = _in_job(order) if launch.world_size > 1 else _here(order, ranks, timeout)
-        report = _show(told, order)
+        report = _show(told, order, speaks=launch.rank == 0)
         if report is None:  # rank 0 speaks
             return
         if json_file is not None:
@@ -228,7 +228,7 @@ def _in_job(order: Order) -> Iterator[dict[str, Any]]:
     return measure(order)
 
 
-def _show(told: Iterator[dict[str, Any]], order: Order) -> Report | None:
+def _show(told: Iterator[dict[str, Any]], order: Order, speaks: bool) -> Report | None:
     """Print header, rows as they come, and footer; None on other ranks than 0."""
     report: Report | None = None
     printer: Printer | None = None
@@ -236,7 +236,7 @@ def _show(told: Iterator[dict[str, Any]], order: Order) -> Report | None:
     columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # It is drawn between points only: a bar that moves by itself would take its time from the ranks' cores.
     with Progress(
-        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+        *columns, console=console, transient=True, auto_refresh=False, disable=not (speaks and console.is_terminal)
     ) as bar:
         task = bar.add_task("measuring", total=None, visible=False)
         for message in told:
