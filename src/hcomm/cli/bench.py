@@ -236,7 +236,11 @@ def _show(told: Iterator[dict[str, Any]], order: Order, speaks: bool) -> Report 
     columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # It is drawn between points only: a bar that moves by itself would take its time from the ranks' cores.
     with Progress(
-        *columns, console=console, transient=True, auto_refresh=False, disable=not (speaks and console.is_terminal)
+        *columns,
+        console=console,
+        transient=True,
+        auto_refresh=False,
+        disable=not (speaks and console.is_terminal),
     ) as bar:
         task = bar.add_task("measuring", total=None, visible=False)
         for message in told:
