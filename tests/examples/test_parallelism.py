@@ -48,7 +48,7 @@ def test_a_pipeline_hides_its_messages(user_namespaces: None) -> None:
         name: float(found) for name, found in re.findall(r"(ideal|blocking|overlapped)\b.* ([\d.]+)%", text)
     }
     assert share["ideal"] == 100
-    # Measured 51 and 90 % with more microbatches; a busy machine takes from both.
+    # Measured 53 and 94 % with 48 microbatches; a busy machine takes from both.
     assert share["overlapped"] > 1.2 * share["blocking"], text
     difference = re.search(r"gradients are those of one process: largest difference (\S+)", text)
     assert difference, text
