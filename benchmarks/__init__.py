@@ -3,10 +3,11 @@
 ::
 
     __main__                     options, exit code
-      ├─ machine                 where it was measured
       ├─ sweep                   all_reduce by size: hcomm beside gloo, in interleaved rounds
       ├─ figures                 import, init, memory: the figures with a target of their own
       ├─ tables, plot, results   what comes out
       └─ jobs                    starts the ranks of one launch, leaves nobody behind
-           └─ rank               what each of these processes runs: timing, growth, libraries, meeting
+           └─ rank               what each of these processes runs: timing, growth, libraries
+
+``python -m benchmarks.kernels`` measures the reduce kernels alone, beside this machine's copy and addition.
 """

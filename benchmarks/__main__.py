@@ -21,10 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import plot
 from benchmarks.figures import FULL, QUICK, measure_figures
-from benchmarks.machine import describe
 from benchmarks.results import Report
 from benchmarks.sweep import CONTENDERS, sweep
 from benchmarks.tables import all_reduce_tables, figures_table, machine_table, summary
+from hcomm.bench.machine import describe
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZES = "8,1K,64K,1M,25M,100M"
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = options.sizes or _sizes(_QUICK_SIZES if quick else _SIZES)
     budget = options.budget if options.budget is not None else (0.05 if quick else 0.5)
     effort = QUICK if quick else FULL
-    report = Report(describe(), options.ranks, options.rounds or (1 if quick else 3))
+    report = Report(describe(("torch",)), options.ranks, options.rounds or (1 if quick else 3))
     # It is drawn between launches only: a bar that moves by itself would take its time from the ranks' cores.
     progress = Progress(
         TextColumn("{task.description:<40}"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import hcomm
-from benchmarks.meeting import Meeting
+from hcomm.bench.meeting import Meeting
 
 #: Bytes of the largest block of a call.
 _BLOCK = 256 << 10

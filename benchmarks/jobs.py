@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hcomm.bench.machine import busy_seconds
 from hcomm.cli.local_job import worker_environment
 
 #: The folder that holds this package: ranks are started there, as `python -m benchmarks` itself is.
@@ -66,7 +67,7 @@ def run_job(
         folder = Path(place)
         command = [sys.executable, "-m", "benchmarks.rank", task, place, json.dumps(dict(arguments))]
         processes: list[subprocess.Popen[bytes]] = []
-        begin, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
+        begin, busy, own = time.monotonic(), busy_seconds(), _own_seconds()
         try:
             for rank in range(ranks):
                 environment = worker_environment(rank, ranks, job_id) | dict(settings or {})
@@ -82,7 +83,7 @@ def run_job(
                     process.kill()
                 process.wait()
         took = time.monotonic() - begin
-        other = (_busy_seconds() - busy) - (_own_seconds() - own)
+        other = (busy_seconds() - busy) - (_own_seconds() - own)
         results = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(ranks)]
     return Outcome(results, max(0.0, other / took / (os.cpu_count() or 1)))
 
@@ -105,12 +106,6 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: floa
 def _explain(what: str, folder: Path, rank: int) -> str:
     lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
     return "\n  ".join([what, *lines[-_LAST_WORDS:]])
-
-
-def _busy_seconds() -> float:
-    """What all processes of this machine have used of its processors since it started."""
-    user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.meeting import Meeting
+from hcomm.bench.meeting import Meeting
 
 _PR_SET_PDEATHSIG = 1
 

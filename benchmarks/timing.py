@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.libraries import Library, join
-from benchmarks.meeting import Meeting
+from hcomm.bench.meeting import Meeting
 
 #: Values that a buffer repeats. A prime: no chunk of a power of two begins with the same values as another.
 _TILE = 1021

@@ -2,8 +2,8 @@
 
     make demo RANKS=2            # or: torchrun --standalone --nproc-per-node 2 examples/train_digits.py
 
-Every rank draws its share of each global batch from one shuffle that all ranks compute alike, so N processes
-see exactly the batches that one process would see. The program checks that claim at its end: in float64 the
+Every rank draws its share of each global batch from one shuffle that all ranks have in common (ShardedSampler), so N
+processes see exactly the batches that one process would see. The program checks that claim at its end: in float64 the
 first 50 steps must leave the same weights as one process. It exits with 1 when that or the accuracy fails.
 """
 
@@ -22,8 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import BatchSampler
 
 import hcomm
+from hcomm.torch import ShardedSampler, scale_lr, warmup_factor
 
 WEIGHT_TOLERANCE = 1e-9
 CHECKED_STEPS = 50
@@ -120,23 +122,6 @@ class Replica:
         times.communication.append(after - before)
 
 
-def global_batches(samples: int, batch: int, seed: int) -> Iterator[torch.Tensor]:
-    """Indices of one global batch after the other: every epoch is a new shuffle, its ragged end is left out."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        order = torch.randperm(samples, generator=generator)
-        yield from order[: samples - samples % batch].split(batch)
-
-
-def learning_rate(step: int, base: float, ranks: int, warmup: int, total: int) -> float:
-    """Linear scaling (Goyal et al. 2017): ramps from `base` to `ranks * base`, then falls to zero (cosine)."""
-    peak = base * ranks
-    if step < warmup:
-        return base + (peak - base) * step / warmup
-    progress = (step - warmup) / max(1, total - warmup)
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 @dataclass(frozen=True)
 class Plan:
     """What is trained: the same for N processes and for one."""
@@ -147,6 +132,20 @@ class Plan:
     base_rate: float
     ranks: int  # the number of ranks that the learning rate is scaled for
     seed: int
+
+    def batches(self, samples: int, *, alone: bool) -> Iterator[list[int]]:
+        """Indices of this rank's share of each global batch, or of all of it when `alone`, epoch after epoch."""
+        here = {"rank": 0, "world_size": 1} if alone else {}
+        sampler = ShardedSampler(samples, seed=self.seed, mode="drop", **here)
+        while True:
+            yield from BatchSampler(sampler, self.batch // sampler.world_size, drop_last=True)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: rises from one rank's to that of all ranks, then falls to zero."""
+        peak = scale_lr(self.base_rate, world_size=self.ranks)
+        return peak * warmup_factor(
+            step, warmup=self.warmup, total=self.steps, start=1 / self.ranks, decay="cosine"
+        )
 
 
 def train(
@@ -163,15 +162,12 @@ def train(
 
     Ends after the plan's steps, or earlier: after `steps`, or (only when alone) after `seconds`.
     """
-    rank, size = (0, 1) if alone else (hcomm.rank(), hcomm.world_size())
     average = None if alone else lambda gradients: hcomm.all_reduce(gradients, op="avg")
     times = Times()
     replica.model.train()
-    batches = global_batches(len(data.labels), plan.batch, plan.seed)
-    for step, batch in zip(range(min(plan.steps, steps or plan.steps)), batches, strict=False):
-        mine = batch[rank::size]
-        rate = learning_rate(step, plan.base_rate, plan.ranks, plan.warmup, plan.steps)
-        replica.step(data.images[mine], data.labels[mine], rate, average, times)
+    batches = plan.batches(len(data.labels), alone=alone)
+    for step, mine in zip(range(min(plan.steps, steps or plan.steps)), batches, strict=False):
+        replica.step(data.images[mine], data.labels[mine], plan.rate(step), average, times)
         advance()
         if alone and sum(times.steps) > seconds:
             break

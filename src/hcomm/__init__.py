@@ -61,6 +61,7 @@ from hcomm.functions import (
     unregister,
     zeros,
 )
+from hcomm.mesh import Mesh
 from hcomm.planning.builder import Builder
 from hcomm.planning.custom import algorithm
 from hcomm.planning.registry import ACCESS, LINKS, SHARED_MEMORY
@@ -99,6 +100,7 @@ __all__ = [
     "LaunchError",
     "Link",
     "MappingError",
+    "Mesh",
     "MessageMismatch",
     "NotInitialized",
     "PeerLost",

@@ -16,9 +16,11 @@ from support.job import clean_env
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str, seconds: float = 110) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, seconds: float = 110, module: str = "benchmarks"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env=clean_env(),
         stdin=subprocess.DEVNULL,
@@ -124,6 +126,23 @@ def test_a_plot_without_matplotlib_is_refused_before_measuring(tmp_path: Path) -
     done = run("--plot", str(tmp_path / "out.png"), seconds=20)
     assert done.returncode == 2
     assert "--plot needs matplotlib: " in done.stderr
+
+
+def test_kernels_are_held_against_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    options = ("--sizes", "64K", "--repetitions", "1", "--filter", "bfloat16 sum", "--levels", "all")
+    done = run(*options, "--json", str(file), module="benchmarks.kernels")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(file.read_text())["sizes"]
+    assert found["bytes"] == 64 << 10
+    assert min(found[name] for name in ("memcpy", "copy_bytes", "copy_streaming", "add")) > 0
+    kernels = found["kernels"]
+    assert {(kernel["dtype"], kernel["op"]) for kernel in kernels} == {("bfloat16", "sum")}
+    assert kernels[-1]["level"] == found["best"]
+    for kernel in kernels:
+        assert list(kernel["shapes"]) == ["2>1", "3>1", "4>1", "8>1", "2>2", "4>4"]
+        assert min(kernel["shapes"].values()) > 0
+    assert "64 KB per buffer" in done.stdout
 
 
 @pytest.mark.parametrize(("option", "value"), [("--sizes", "7"), ("--sizes", "big"), ("--ranks", "1")])

@@ -44,6 +44,8 @@ class LocalJob:
         seconds: the longest that the whole measurement may take.
         module: what each rank runs.
         environment: further variables for all ranks.
+        arguments: of the module.
+        launcher: words, such as `mpiexec -n 2`, of a command that starts all ranks; without it they are started here.
     """
 
     def __init__(
@@ -53,10 +55,14 @@ class LocalJob:
         seconds: float,
         module: str = "hcomm.cli.probe_worker",
         environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        launcher: Sequence[str] = (),
     ) -> None:
         self._ranks = ranks
         self._module = module
         self._environment = dict(environment or {})
+        self._arguments = list(arguments)
+        self._launcher = list(launcher)
         self._cpus = cpus
         self._deadline = time.monotonic() + seconds
         self._seconds = seconds
@@ -67,7 +73,7 @@ class LocalJob:
     def __enter__(self) -> LocalJob:
         job_id = uuid.uuid4().hex
         try:
-            for rank in range(self._ranks):
+            for rank in range(1 if self._launcher else self._ranks):
                 self._errors.append(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
                 self._processes.append(self._start(rank, job_id))
         except BaseException:
@@ -77,12 +83,15 @@ class LocalJob:
         return self
 
     def _start(self, rank: int, job_id: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", self._module]
+        command = [*self._launcher, sys.executable, "-m", self._module, *self._arguments]
         if self._cpus:
             command += ["--cpus", format_cpulist(self._cpus)]
+        environment = worker_environment(rank, self._ranks, job_id)
+        if self._launcher:
+            environment = {name: text for name, text in environment.items() if name not in _LAUNCHER_NAMES}
         return subprocess.Popen(
             command,
-            env=worker_environment(rank, self._ranks, job_id) | self._environment,
+            env=environment | self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             stderr=self._errors[rank],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from hcomm.cli.bench import bench
 from hcomm.cli.check import check
 from hcomm.cli.explain import explain
 from hcomm.cli.simulate import simulate
@@ -17,6 +18,7 @@ def main() -> None:
 
 
 main.add_command(check)
+main.add_command(bench)
 main.add_command(topology)
 main.add_command(explain)
 main.add_command(simulate)

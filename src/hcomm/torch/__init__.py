@@ -1,4 +1,4 @@
-"""hcomm under torch.distributed: importing it registers the backend `hcomm`.
+"""hcomm for PyTorch: importing it registers the backend `hcomm` of torch.distributed.
 
 ::
 
@@ -15,10 +15,23 @@ import torch
 from hcomm.diagnose import callsite
 from hcomm.torch.backend import ProcessGroup, communicator, register
 from hcomm.torch.barrier import monitored_barrier
+from hcomm.torch.data import ShardedDataset, ShardedSampler
 from hcomm.torch.options import Options
+from hcomm.torch.schedule import scale_lr, warmup_factor, warmup_schedule
 from hcomm.torch.work import Work
 
-__all__ = ["Options", "ProcessGroup", "Work", "communicator", "monitored_barrier"]
+__all__ = [
+    "Options",
+    "ProcessGroup",
+    "ShardedDataset",
+    "ShardedSampler",
+    "Work",
+    "communicator",
+    "monitored_barrier",
+    "scale_lr",
+    "warmup_factor",
+    "warmup_schedule",
+]
 
 callsite.pass_over(os.path.dirname(torch.__file__))
 register()
