@@ -11,6 +11,7 @@
 #include <cstring>
 #include <span>
 
+#include "bindings/quantise.hpp"
 #include "engine/comm.hpp"
 #include "engine/engine.hpp"
 #include "kernels/kernels.hpp"
@@ -304,4 +305,5 @@ NB_MODULE(_native, m) {
         });
     define_comm(m);
     define_failure(m);
+    define_quantise(m);
 }

@@ -1,2 +1,3 @@
 #define HCOMM_LEVEL avx512
 #include "kernels/reduce.inc"
+#include "kernels/quantise.inc"

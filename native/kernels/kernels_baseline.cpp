@@ -1,2 +1,3 @@
 #define HCOMM_LEVEL baseline
 #include "kernels/reduce.inc"
+#include "kernels/quantise.inc"
