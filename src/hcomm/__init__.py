@@ -9,7 +9,10 @@
     hcomm.finalize()
 """
 
-from hcomm.communicator import Communicator, Link
+from typing import TYPE_CHECKING, Any
+
+from hcomm.communicator import Communicator, Link, Statistics
+from hcomm.compression import set_gradient_compression, topk_sparsify
 from hcomm.errors import (
     AlreadyInitialized,
     AuthenticationError,
@@ -57,6 +60,7 @@ from hcomm.functions import (
     scatter_async,
     send,
 )
+from hcomm.fusion import all_reduce_multi
 from hcomm.planning.builder import Builder
 from hcomm.planning.custom import algorithm
 from hcomm.planning.registry import ACCESS, LINKS, SHARED_MEMORY
@@ -76,6 +80,9 @@ from hcomm.world import (
     world_size,
 )
 
+if TYPE_CHECKING:
+    from hcomm.torch.bucket import GradientBucket
+
 __all__ = [
     "ACCESS",
     "LINKS",
@@ -90,6 +97,7 @@ __all__ = [
     "CommunicatorError",
     "ConfigError",
     "ForkedProcess",
+    "GradientBucket",
     "HcommError",
     "InitError",
     "LaunchError",
@@ -99,6 +107,7 @@ __all__ = [
     "NotInitialized",
     "PeerLost",
     "RendezvousError",
+    "Statistics",
     "TopologyError",
     "TransportUnavailable",
     "UnknownAlgorithm",
@@ -112,6 +121,7 @@ __all__ = [
     "all_gather_async",
     "all_reduce",
     "all_reduce_async",
+    "all_reduce_multi",
     "all_to_all",
     "all_to_all_async",
     "barrier",
@@ -139,5 +149,16 @@ __all__ = [
     "scatter",
     "scatter_async",
     "send",
+    "set_gradient_compression",
+    "topk_sparsify",
     "world_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is loaded when it is asked for, so that `import hcomm` stays cheap."""
+    if name == "GradientBucket":
+        from hcomm.torch.bucket import GradientBucket
+
+        return GradientBucket
+    raise AttributeError(f"module 'hcomm' has no attribute {name!r}")

@@ -1,0 +1,16 @@
+"""hcomm for PyTorch: gradient buckets, data-parallel models, hooks for DistributedDataParallel."""
+
+from hcomm.torch.bucket import GradientBucket
+from hcomm.torch.hooks import QuantizeState, TopKState, quantize_hook, topk_hook
+from hcomm.torch.parallel import DataParallel, broadcast_state, sync_gradients
+
+__all__ = [
+    "DataParallel",
+    "GradientBucket",
+    "QuantizeState",
+    "TopKState",
+    "broadcast_state",
+    "quantize_hook",
+    "sync_gradients",
+    "topk_hook",
+]
