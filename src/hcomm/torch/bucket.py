@@ -90,11 +90,11 @@ class GradientBucket:
         self._marks = bytearray(len(members))  # one for each parameter that has a gradient
         self._used = torch.frombuffer(self._marks, dtype=torch.uint8)
         self._next = 0
+        self._filled: list[int] | None = []  # the order in which buckets filled; None once it was agreed on
         self._syncing = True
         self._automatic = automatic
         self._queued = False
         self._closed = False
-        self._choices: dict[int, auto.Choice] = {}
         self._hooks: list[Any] = []
         self._overlap = overlap
         for slot in self._slots:
@@ -137,6 +137,8 @@ class GradientBucket:
         if not slot.ready:
             slot.ready = True
             slot.flat.waiting -= 1
+            if slot.flat.waiting == 0 and self._filled is not None:
+                self._filled.append(slot.flat.index)
         if self._overlap and slot.flat.waiting == 0:
             # Always in one order, so that ranks whose gradients arrive in different orders agree.
             while self._next < len(self._flats) and self._flats[self._next].waiting == 0:
@@ -159,12 +161,12 @@ class GradientBucket:
 
     def _make_exchange(self, flat: Flat, scheme: str | None) -> Exchange:
         count, dtype = flat.vector.numel(), _name(flat.vector.dtype) or ""
-        self._choices.pop(flat.index, None)
+        flat.choice = None
         if scheme == "auto" and self._group.size > 1:
             choice = auto.choose(self._group, count, dtype)
-            if self._group.rank == 0 and str(choice) not in map(str, self._choices.values()):
+            if self._group.rank == 0 and str(choice) not in map(str, self.choices):
                 telling.tell(str(choice))
-            self._choices[flat.index] = choice
+            flat.choice = choice
             scheme = choice.scheme
         return schemes.make_exchange(self._group, scheme, count, dtype, comm_dtype=self._comm_dtype)
 
@@ -207,6 +209,21 @@ class GradientBucket:
         for slot, anywhere in zip(self._slots, self._marks, strict=True):
             if anywhere:
                 slot.parameter.grad = slot.view
+        if self._filled is not None and self._overlap:
+            self._agree_on_order(self._filled)
+
+    def _agree_on_order(self, filled: list[int]) -> None:
+        """From the second cycle on buckets start in the order in which rank 0's filled in the first.
+
+        Those that did not fill come last, so that a parameter without gradient delays only its own.
+        """
+        rest = [index for index in range(len(self._flats)) if index not in filled]
+        order = torch.tensor([*filled, *rest], dtype=torch.int32)
+        self._group.broadcast(order)
+        self._flats = [self._flats[index] for index in order.tolist()]
+        for index, flat in enumerate(self._flats):
+            flat.index = index
+        self._filled = None
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -255,7 +272,7 @@ class GradientBucket:
     @property
     def choices(self) -> list[auto.Choice]:
         """What `auto` chose for each bucket, and why (print it); empty before the first reduction."""
-        return [choice for _, choice in sorted(self._choices.items())]
+        return [flat.choice for flat in self._flats if flat.choice is not None]
 
     @property
     def buffers(self) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hcomm.communicator import Communicator
+from hcomm.compression.auto import Choice
 from hcomm.compression.exchange import Exchange
 from hcomm.errors import UnsupportedBuffer
 from hcomm.torch import allocate
@@ -64,6 +65,7 @@ class Flat:
         waiting: how many have not arrived in this cycle.
         started: its exchange is on the way.
         scheme: the compression that `exchange` was made for.
+        choice: what `auto` made of it.
     """
 
     index: int
@@ -73,6 +75,7 @@ class Flat:
     started: bool = False
     scheme: str | None = None
     exchange: Exchange | None = None
+    choice: Choice | None = None
 
     def reset(self) -> None:
         """Begin a new cycle."""

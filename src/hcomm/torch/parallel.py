@@ -122,5 +122,8 @@ def sync_gradients(model: torch.nn.Module, **options: Any) -> None:
     if bucket is None or bucket.group is not (options.get("group") or state.communicator):
         if bucket is not None:
             bucket.close()
+        without = [parameter for parameter in model.parameters() if parameter.grad is None]
         bucket = _buckets[model] = GradientBucket(model.named_parameters(), overlap=False, **options)
+        for parameter in without:
+            parameter.grad = None  # backward has been here: a zero would be news
     bucket.reduce()
