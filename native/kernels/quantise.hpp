@@ -20,7 +20,7 @@
 
 namespace hcomm {
 
-inline constexpr std::size_t kQuantiseChunk = 1024;
+inline constexpr std::size_t kQuantiseChunk = 512;
 
 /// Bytes of the piece of `count` values; a multiple of 16, the last of which may be unused and are zero.
 [[nodiscard]] constexpr std::size_t quantised_bytes(std::size_t count) noexcept {

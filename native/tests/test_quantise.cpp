@@ -63,8 +63,8 @@ std::vector<float> uniform(std::size_t count, float lo, float hi, unsigned seed)
 TEST(sizes) {
     CHECK_EQ(hcomm::quantised_bytes(0), 0);
     CHECK_EQ(hcomm::quantised_bytes(1), 16);       // 8 + 1
-    CHECK_EQ(hcomm::quantised_bytes(1024), 1040);  // 8 + 1024, in sixteens
-    CHECK_EQ(hcomm::quantised_bytes(1025), 1056);  // 16 + 1025
+    CHECK_EQ(hcomm::quantised_bytes(1024), 1040);  // 16 + 1024
+    CHECK_EQ(hcomm::quantised_bytes(1025), 1056);  // 24 + 1025, in sixteens
     CHECK(hcomm::quantisable(DType::BF16));
     CHECK(!hcomm::quantisable(DType::I32));
     CHECK(!hcomm::quantisable(DType::C64));

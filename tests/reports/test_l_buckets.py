@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.inside import attempt
 
-#: Several chunks of 1024 in every rank's part, and a ragged end.
+#: Several chunks of 512 in every rank's part, and a ragged end.
 COUNT = 10_007
 #: Half a step of [-1, 1] in 255 steps: what one rounding may be off.
 HALF_STEP = 2 / 510
@@ -101,7 +101,7 @@ def bytes_sent() -> Any:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_l1_bytes_on_the_wire_are_a_quarter(job: Any, world: int) -> None:
-    """Of 2 (N-1)/N times 4 MB; the scales are 8 bytes for 1024 values."""
+    """Of 2 (N-1)/N times 4 MB; the scales are 8 bytes for 512 values."""
     for plain, compressed in job(world, bytes_sent, transport="tcp"):
         assert plain == pytest.approx(2 * (world - 1) / world * (4 << 20), rel=0.01)
         assert 0.24 < compressed / plain < 0.26
