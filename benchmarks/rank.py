@@ -44,10 +44,32 @@ def _init(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str
     return {"seconds": seconds}
 
 
+def _accuracy(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import accuracies
+
+    hcomm.init()
+    found = accuracies(**arguments)
+    hcomm.finalize()
+    return found
+
+
+def _steps(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import steps
+
+    hcomm.init()
+    found = steps(**arguments)
+    hcomm.finalize()
+    return found
+
+
 TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "all_reduce": _all_reduce,
     "growth": _growth,
     "init": _init,
+    "accuracy": _accuracy,
+    "steps": _steps,
 }
 
 
