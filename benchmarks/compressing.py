@@ -101,7 +101,7 @@ def accuracies(seeds: int, epochs: int, schemes: list[str | None]) -> dict[str, 
 
 
 def steps(megabytes: float, count: int, schemes: list[str | None]) -> dict[str, dict[str, float]]:
-    """Scheme → seconds of a step, of its communication, and bytes sent to other hosts, in a model of this size.
+    """Scheme → seconds of a step and of its communication, bytes sent between hosts, for a model of this size.
 
     The communication of a step is what it takes longer than the same step without any.
     """
@@ -133,9 +133,9 @@ def steps(megabytes: float, count: int, schemes: list[str | None]) -> dict[str, 
             bucket.reduce()
             before = group.statistics().network
             step = seconds(bucket.reduce)
-            sent = (group.statistics().network - before) / count
+            sent = torch.tensor((group.statistics().network - before) / count, dtype=torch.float64)
             text = "; ".join(sorted({str(c.scheme or "none") for c in bucket.choices}))
             found[str(scheme) + (f" ({text})" if text else "")] = {
-                "step": step, "communication": step - alone, "sent": sent,
+                "step": step, "communication": step - alone, "sent": float(hcomm.all_reduce(sent)),
             }  # fmt: skip
     return found

@@ -62,7 +62,7 @@ def _wire(console: Console, rate: str, per_host: int, megabytes: float, count: i
     table = Table(
         title=f"A step with {megabytes:g} MB of gradients, 2 hosts of {per_host} rank(s), {rate}, median of {count}"
     )
-    for column in ("compression", "step", "communication", "faster", "bytes sent by rank 0", "of none"):
+    for column in ("compression", "step", "communication", "faster", "sent to other hosts", "of none"):
         table.add_column(column, justify="left" if column == "compression" else "right")
     plain = found["None"]
     for scheme, row in found.items():

@@ -161,4 +161,8 @@ def __getattr__(name: str) -> Any:
         from hcomm.torch.bucket import GradientBucket
 
         return GradientBucket
+    if name == "torch":
+        import importlib
+
+        return importlib.import_module("hcomm.torch")
     raise AttributeError(f"module 'hcomm' has no attribute {name!r}")

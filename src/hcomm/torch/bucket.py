@@ -18,7 +18,7 @@ from hcomm.errors import HcommError, UnsupportedBuffer
 from hcomm.torch import flat as flats
 from hcomm.torch.alike import check_alike, named
 from hcomm.torch.flat import Flat, Slot
-from hcomm.world import state
+from hcomm.torch.groups import communicator_of
 
 #: Exchanges that are in their first round at most: the next to start turns the one this far back.
 _DEPTH = 2
@@ -47,7 +47,7 @@ class GradientBucket:
         size_mb: size of a bucket in units of 2^20 bytes; a larger parameter has one of its own.
         overlap: start each bucket when its last gradient has arrived. False: everything happens in `reduce`, and no
             hooks are set.
-        group: the communicator; None: the default one.
+        group: the communicator, or a process group of torch whose backend is hcomm; None: the default one.
         compression: `default` (what `set_gradient_compression` says), None, `fp16`, `bf16`, `uint8`, `topk`,
             `topk:<ratio>` or `auto`.
         comm_dtype: floating type to send and add in where nothing is compressed, such as torch.float32 for bfloat16
@@ -66,7 +66,7 @@ class GradientBucket:
         parameters: Iterable[Any],
         size_mb: float = 25.0,
         overlap: bool = True,
-        group: Communicator | None = None,
+        group: Any = None,
         compression: str | None = "default",
         *,
         comm_dtype: torch.dtype | None = None,
@@ -74,7 +74,7 @@ class GradientBucket:
     ) -> None:
         if not size_mb > 0:
             raise ValueError(f"size_mb must be positive, not {size_mb!r}")
-        self._group: Communicator = group or state.communicator
+        self._group = communicator_of(group)
         self._group._check()
         self._compression = compression
         if compression != "default":

@@ -23,7 +23,7 @@ from hcomm.compression import schemes
 from hcomm.compression.exchange import Exchange
 from hcomm.compression.topk import TopK
 from hcomm.errors import InitError
-from hcomm.world import state as world
+from hcomm.torch.groups import communicator_of, under_torch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -39,29 +39,21 @@ Tensors = torch.futures.Future[torch.Tensor]
 class _HookState:
     """What the hooks have in common: a communicator, and the exchanges of one backward."""
 
-    def __init__(self, group: Communicator | None) -> None:
-        self._group = group
+    def __init__(self, group: Any) -> None:
+        self._group = None if group is None else communicator_of(group)
         self._kept: dict[tuple[int, int, torch.dtype], Exchange] = {}
         self._running: list[tuple[Exchange, torch.Tensor, Tensors]] = []
 
     @property
     def group(self) -> Communicator:
-        """The communicator; without one, the default, which is made from torch's ranks if it does not exist.
+        """The communicator that was given, or the one under torch's default process group, or hcomm's default one,
+        which is made from torch's ranks if it does not exist.
 
         Raises:
             InitError: hcomm and torch.distributed do not number their ranks alike.
         """
         if self._group is None:
-            if not hcomm.is_initialized():
-                hcomm.init()
-            here = (hcomm.rank(), hcomm.world_size())
-            there = (dist.get_rank(), dist.get_world_size())
-            if here != there:
-                raise InitError(
-                    f"this process is rank {here[0]} of {here[1]} in hcomm, but rank {there[0]} of {there[1]} in "
-                    "torch.distributed; pass the hcomm communicator with these ranks as group="
-                )
-            self._group = world.communicator
+            self._group = under_torch(dist.group.WORLD) or _beside_torch()
         return self._group
 
     def _exchange(self, bucket: GradBucket) -> Exchange:
@@ -101,19 +93,34 @@ class _HookState:
         return future
 
 
+def _beside_torch() -> Communicator:
+    """hcomm's default communicator, if its ranks are those of torch.distributed."""
+    if not hcomm.is_initialized():
+        hcomm.init()
+    here = (hcomm.rank(), hcomm.world_size())
+    there = (dist.get_rank(), dist.get_world_size())
+    if here != there:
+        raise InitError(
+            f"this process is rank {here[0]} of {here[1]} in hcomm, but rank {there[0]} of {there[1]} in "
+            "torch.distributed; pass the hcomm communicator with these ranks as group="
+        )
+    return hcomm.default_communicator()
+
+
 class QuantizeState(_HookState):
     """What `quantize_hook` needs.
 
     Args:
         scheme: `uint8`, `fp16`, `bf16`, `auto` or None; the same on all ranks.
-        group: an hcomm communicator of the ranks of the DDP model, in their order; None: hcomm's default one, which
-            is initialised from the launcher's environment if need be.
+        group: an hcomm communicator of the ranks of the DDP model, in their order, or a process group of torch whose
+            backend is hcomm; None: that of torch's default group if its backend is hcomm, else hcomm's default one,
+            which is initialised from the launcher's environment if need be.
 
     Raises:
         ValueError: there is no such scheme.
     """
 
-    def __init__(self, scheme: str | None = "uint8", group: Communicator | None = None) -> None:
+    def __init__(self, scheme: str | None = "uint8", group: Any = None) -> None:
         super().__init__(group)
         if scheme is not None and scheme.startswith("topk"):
             raise ValueError("error feedback needs topk_hook with a TopKState")
@@ -135,7 +142,7 @@ class TopKState(_HookState):
         ValueError: a ratio that is not above 0 and at most 1.
     """
 
-    def __init__(self, ratio: float = 0.01, group: Communicator | None = None) -> None:
+    def __init__(self, ratio: float = 0.01, group: Any = None) -> None:
         super().__init__(group)
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1, not {ratio!r}")

@@ -9,19 +9,18 @@ from typing import Any
 
 import torch
 
-from hcomm.communicator import Communicator
 from hcomm.torch.bucket import GradientBucket
+from hcomm.torch.groups import communicator_of
 from hcomm.work import Work
-from hcomm.world import state
 
 
-def broadcast_state(model: torch.nn.Module, group: Communicator | None = None, src: int = 0) -> None:
+def broadcast_state(model: torch.nn.Module, group: Any = None, src: int = 0) -> None:
     """Give every rank the parameters and buffers of rank `src`. Collective.
 
     Raises:
         CommunicatorError: the models differ, or a rank failed.
     """
-    communicator = group or state.communicator
+    communicator = communicator_of(group)
     works: list[Work] = []
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -119,7 +118,7 @@ def sync_gradients(model: torch.nn.Module, **options: Any) -> None:
         CommunicatorError: a rank failed.
     """
     bucket = _buckets.get(model)
-    if bucket is None or bucket.group is not (options.get("group") or state.communicator):
+    if bucket is None or bucket.group is not communicator_of(options.get("group")):
         if bucket is not None:
             bucket.close()
         without = [parameter for parameter in model.parameters() if parameter.grad is None]
