@@ -113,9 +113,9 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
-        "--seeds", type=int, default=5, help="trainings of each model with each scheme; 0: none"
+        "--seeds", type=int, default=4, help="trainings of each model with each scheme; 0: none"
     )
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument(
         "--wire", metavar="RATE", help="also time steps between two hosts, such as 100mbit (needs root)"
     )

@@ -9,10 +9,10 @@
     hcomm.finalize()
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from hcomm.communicator import Communicator, Link, Statistics
-from hcomm.compression import set_gradient_compression, topk_sparsify
 from hcomm.errors import (
     AlreadyInitialized,
     AuthenticationError,
@@ -81,6 +81,7 @@ from hcomm.world import (
 )
 
 if TYPE_CHECKING:
+    from hcomm.compression import set_gradient_compression, topk_sparsify
     from hcomm.torch.bucket import GradientBucket
 
 __all__ = [
@@ -155,14 +156,20 @@ __all__ = [
 ]
 
 
+#: Loaded when asked for, so that `import hcomm` stays cheap and needs no torch: name → its module.
+_LAZY = {
+    "GradientBucket": "hcomm.torch.bucket",
+    "compression": "hcomm.compression",
+    "set_gradient_compression": "hcomm.compression",
+    "topk_sparsify": "hcomm.compression",
+    "torch": "hcomm.torch",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """What needs torch is loaded when it is asked for, so that `import hcomm` stays cheap."""
-    if name == "GradientBucket":
-        from hcomm.torch.bucket import GradientBucket
-
-        return GradientBucket
-    if name == "torch":
-        import importlib
-
-        return importlib.import_module("hcomm.torch")
-    raise AttributeError(f"module 'hcomm' has no attribute {name!r}")
+    """Load what is loaded late."""
+    place = _LAZY.get(name)
+    if place is None:
+        raise AttributeError(f"module 'hcomm' has no attribute {name!r}")
+    module = importlib.import_module(place)
+    return module if place == f"hcomm.{name}" else getattr(module, name)

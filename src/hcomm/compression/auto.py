@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hcomm.codes import DTYPES
 from hcomm.compression.quantised import check_quantisable, wire_bytes
-from hcomm.planning.explain import seconds_text
 
 if TYPE_CHECKING:
     from hcomm.communicator import Communicator
@@ -39,6 +38,8 @@ class Choice:
     basis: str
 
     def __str__(self) -> str:
+        from hcomm.planning.explain import seconds_text
+
         listed = ", ".join(f"{name or 'none'} {seconds_text(t)}" for name, t in self.seconds.items())
         return (
             f"compression 'auto' chose {self.scheme or 'none'} for {self.nbytes / 1e6:.3g} MB: predicted {listed} "
