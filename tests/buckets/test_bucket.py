@@ -113,10 +113,6 @@ def reductions() -> list[str]:
     return found
 
 
-def test_gradients_are_averages(job: Any) -> None:
-    assert job(2, reductions, transport="tcp") == [[]] * 2
-
-
 def everything_else() -> dict[str, Any]:
     import gc
 
@@ -223,6 +219,14 @@ def everything_else() -> dict[str, Any]:
         sparse.weight.grad = None
         found["sparse"] = attempt(sparse(torch.tensor([1, 2])).sum().backward)
 
+    # tuning
+    model = build()
+    tuned = hcomm.torch.tune_bucket_size(
+        model, lambda: loss(model, r, 1, "left").backward(), (0.001, 1.0), steps=2, progress=False
+    )
+    found["tuned"] = tuned
+    found["dropped gradients"] = all(p.grad is None for p in model.parameters())
+
     # one-liners
     model = build(seed=10 + r)
     parallel = DataParallel(model)
@@ -256,7 +260,8 @@ def everything_else() -> dict[str, Any]:
 
 
 def test_accumulation_closing_compression_refusals(job: Any) -> None:
-    for found in job(3, everything_else):
+    results = job(3, everything_else)
+    for found in results:
         assert found["buckets"] > 2
         assert found["accumulation"] == []
         assert "no_sync" in found["twice"].text
@@ -287,6 +292,11 @@ def test_accumulation_closing_compression_refusals(job: Any) -> None:
         assert "ValueError" in found["nothing"].kinds
         assert "zip" in found["unknown"].text
         assert "sparse" in found["sparse"].text
+        assert list(found["tuned"].seconds) == [0.001, 1.0]
+        assert found["tuned"] == results[0]["tuned"]
+        assert found["tuned"].seconds[found["tuned"].best] == min(found["tuned"].seconds.values())
+        assert "* " in str(found["tuned"])
+        assert found["dropped gradients"]
         assert found["initial"]
         assert found["names"]
         assert found["more names"]
@@ -353,9 +363,14 @@ def many() -> dict[str, Any]:
     return found
 
 
-def test_many_tensors_in_few_operations_and_no_memory_growth(job: Any) -> None:
+def two_ranks() -> dict[str, Any]:
+    return {"reductions": reductions(), **many()}
+
+
+def test_averages_many_tensors_and_no_memory_growth(job: Any) -> None:
     """The gradients of `growth` are 4.2 MB: a bucket of 1 MB leaked in each of its 25 steps would be 26 MB."""
-    for found in job(2, many):
+    for found in job(2, two_ranks, transport="tcp"):
+        assert found["reductions"] == []
         assert found["same"]
         assert found["values"] == found["expected"]
         assert found["average"] == [3.0, 0.5]

@@ -3,8 +3,10 @@
 from hcomm.torch.bucket import GradientBucket
 from hcomm.torch.hooks import QuantizeState, TopKState, quantize_hook, topk_hook
 from hcomm.torch.parallel import DataParallel, broadcast_state, sync_gradients
+from hcomm.torch.tuning import BucketSizes, tune_bucket_size
 
 __all__ = [
+    "BucketSizes",
     "DataParallel",
     "GradientBucket",
     "QuantizeState",
@@ -13,4 +15,5 @@ __all__ = [
     "quantize_hook",
     "sync_gradients",
     "topk_hook",
+    "tune_bucket_size",
 ]
