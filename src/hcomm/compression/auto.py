@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hcomm.codes import DTYPES
 from hcomm.compression.quantised import check_quantisable, wire_bytes
+from hcomm.diagnose import telling
 
 if TYPE_CHECKING:
     from hcomm.communicator import Communicator
@@ -76,6 +78,17 @@ def choose(communicator: Communicator, count: int, dtype: str = "float32") -> Ch
         f"{communicator.size} ranks on {len(communicator.hosts)} host(s); measured: {measured or 'nothing'}"
     )
     return Choice(best, nbytes, seconds, basis)
+
+
+_told: weakref.WeakKeyDictionary[Communicator, set[tuple[str | None, int]]] = weakref.WeakKeyDictionary()
+
+
+def tell(choice: Choice, communicator: Communicator) -> None:
+    """Say on rank 0's standard error what was chosen, once for each length."""
+    told = _told.setdefault(communicator, set())
+    if communicator.rank == 0 and (choice.scheme, choice.nbytes) not in told:
+        told.add((choice.scheme, choice.nbytes))
+        telling.tell(str(choice))
 
 
 def _price(communicator: Communicator, operation: str, nbytes: int, dtype: str) -> float:

@@ -118,7 +118,9 @@ def make_exchange(
     if communicator.size == 1:
         return Plain(communicator, op)
     if scheme == "auto":
-        scheme = auto.choose(communicator, count, dtype).scheme
+        choice = auto.choose(communicator, count, dtype)
+        auto.tell(choice, communicator)
+        scheme = choice.scheme
     if scheme is None:
         wire = comm_dtype or dtype
         return Plain(communicator, op) if wire == dtype else Cast(communicator, wire, op)

@@ -13,7 +13,6 @@ import torch
 from hcomm.communicator import Communicator
 from hcomm.compression import auto, schemes
 from hcomm.compression.exchange import Exchange
-from hcomm.diagnose import telling
 from hcomm.errors import HcommError, UnsupportedBuffer
 from hcomm.torch import flat as flats
 from hcomm.torch.alike import check_alike, named
@@ -163,11 +162,9 @@ class GradientBucket:
         count, dtype = flat.vector.numel(), _name(flat.vector.dtype) or ""
         flat.choice = None
         if scheme == "auto" and self._group.size > 1:
-            choice = auto.choose(self._group, count, dtype)
-            if self._group.rank == 0 and str(choice) not in map(str, self.choices):
-                telling.tell(str(choice))
-            flat.choice = choice
-            scheme = choice.scheme
+            flat.choice = auto.choose(self._group, count, dtype)
+            auto.tell(flat.choice, self._group)
+            scheme = flat.choice.scheme
         return schemes.make_exchange(self._group, scheme, count, dtype, comm_dtype=self._comm_dtype)
 
     def reduce(self) -> None:
