@@ -82,7 +82,9 @@ from hcomm.world import (
 
 if TYPE_CHECKING:
     from hcomm.compression import set_gradient_compression, topk_sparsify
-    from hcomm.torch.bucket import GradientBucket
+    from hcomm.torch.bucket import (
+        GradientBucket as GradientBucket,
+    )  # not in __all__: `import *` needs no torch
 
 __all__ = [
     "ACCESS",
@@ -98,7 +100,6 @@ __all__ = [
     "CommunicatorError",
     "ConfigError",
     "ForkedProcess",
-    "GradientBucket",
     "HcommError",
     "InitError",
     "LaunchError",

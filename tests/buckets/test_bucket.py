@@ -376,3 +376,44 @@ def test_averages_many_tensors_and_no_memory_growth(job: Any) -> None:
         assert found["average"] == [3.0, 0.5]
         assert max(found["grown"]) < 4 << 20
         assert found["mismatch"].kind == "CollectiveMismatch"
+
+
+def left_alone() -> list[Any]:
+    """Rank 1 is gone between backward and reduce."""
+    import os
+
+    import torch
+
+    import hcomm
+
+    parameters = [torch.nn.Parameter(torch.ones(30_000)) for _ in range(4)]
+    others = [torch.nn.Parameter(torch.ones(30_000)) for _ in range(4)]
+    group = hcomm.new_group([0, 1])
+    found = []
+    with hcomm.GradientBucket(parameters, 0.1) as plain, hcomm.GradientBucket(
+        others, 0.1, group=group, compression="uint8"
+    ) as compressed:  # fmt: skip
+        if hcomm.rank() == 1:
+            os._exit(3)
+        for bucket, members in ((plain, parameters), (compressed, others)):
+
+            def step(bucket: Any = bucket, members: Any = members) -> None:
+                sum(p.sum() for p in members).backward()
+                bucket.reduce()
+
+            found += [attempt(step), attempt(bucket.reduce)]
+    found.append(sum(len(p._post_accumulate_grad_hooks or ()) for p in (*parameters, *others)))
+    return found
+
+
+def test_a_rank_that_is_gone(outcomes: Any) -> None:
+    first, second = outcomes(2, left_alone)
+    assert second.code == 3
+    assert first.code == 0, first
+    *failures, hooks = first.value
+    for failure in failures:
+        assert failure.kind in ("PeerLost", "BrokenCommunicator"), failure
+        assert failure.ranks == (1,), failure
+        assert failure.seconds < 2.0, failure
+    assert failures[0].kind == failures[2].kind == "PeerLost"
+    assert hooks == 0

@@ -38,7 +38,8 @@ class GradientBucket:
     Every `parameter.grad` is a view into a bucket, so nothing is copied, and memory is allocated once. A gradient
     that lies elsewhere (after `optimizer.zero_grad(set_to_none=True)`, the default) is copied into its place when it
     arrives, and the view put back. All ranks must use the buckets alike: the same parameters, the same number of
-    `reduce`; but each backward may leave out other parameters on each rank.
+    `reduce`; but each backward may leave out other parameters on each rank. Where it does, call no other collective of
+    the same communicator between backward and `reduce`.
 
     Args:
         parameters: `model.parameters()` or `model.named_parameters()`. Those that need no gradient are left out,
