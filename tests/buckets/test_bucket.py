@@ -189,6 +189,14 @@ def everything_else() -> dict[str, Any]:
                         worst = max(worst, float((p.grad - wanted[name]).abs().max()) / most)
             found[f"compression {scheme}"] = worst
             found[f"choices {scheme}"] = [str(c) for c in bucket.choices]
+    weight, sent = torch.nn.Parameter(torch.zeros(4)), torch.zeros(4)
+    with hcomm.GradientBucket([weight], compression="topk:0.06") as bucket:  # 1 of 16 places, 4 of them used
+        for _ in range(4):
+            bucket.zero_grad()
+            (weight * torch.tensor([4.0, 3.0, 2.0, 1.0])).sum().backward()
+            bucket.reduce()
+            sent += weight.grad
+    found["sent by topk"] = sent.tolist()
     hcomm.set_gradient_compression("fp16")
     with hcomm.GradientBucket(build().parameters()) as bucket:
         found["default"] = bucket.compression
@@ -276,6 +284,7 @@ def test_accumulation_closing_compression_refusals(job: Any) -> None:
         assert found["compression fp16"] < 0.01
         assert found["compression bf16"] < 0.02
         assert found["compression topk:1"] < 1e-5
+        assert found["sent by topk"] == [12, 6, 8, 0]  # report L2, in a bucket
         assert "chose" in found["choices auto"][0]
         assert [found["default"], found["of the group"], found["of its own"]] == ["fp16", "uint8", None]
         text = found["refused shape"].text
