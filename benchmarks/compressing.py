@@ -139,3 +139,43 @@ def steps(megabytes: float, count: int, schemes: list[str | None]) -> dict[str, 
                 "step": step, "communication": step - alone, "sent": float(hcomm.all_reduce(sent)),
             }  # fmt: skip
     return found
+
+
+def overlap(megabytes: float, batch: int, count: int, size_mb: float, sizes: list[float]) -> dict[str, Any]:
+    """Seconds of a step alone, with its communication after backward, and with it meanwhile; and a scan of sizes."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = 12
+    width = int(math.sqrt(megabytes * 2**20 / 4 / layers))
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    x = torch.randn(batch, width)
+
+    def backward() -> None:
+        model(x).square().mean().backward()
+
+    def step(bucket: hcomm.GradientBucket, kind: str) -> float:
+        hcomm.barrier()
+        start = time.perf_counter()
+        bucket.zero_grad()
+        if kind == "meanwhile":
+            backward()
+        else:
+            with bucket.no_sync():
+                backward()
+        if kind != "alone":
+            bucket.reduce()
+        longest = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        return float(hcomm.all_reduce(longest, op="max"))
+
+    kinds = ("alone", "after", "meanwhile")
+    found: dict[str, Any] = {}
+    with hcomm.GradientBucket(model.parameters(), size_mb) as bucket:
+        step(bucket, "meanwhile")
+        rounds = [[step(bucket, kind) for kind in kinds] for _ in range(count)]  # slow spells hit all kinds
+    for kind, times in zip(kinds, zip(*rounds, strict=True), strict=True):
+        found[kind] = statistics.median(times)
+    model.zero_grad(set_to_none=True)
+    if sizes:
+        tuned = hcomm.torch.tune_bucket_size(model, backward, sizes, steps=count, progress=False)
+        found["scan"], found["best"] = {str(size): t for size, t in tuned.seconds.items()}, tuned.best
+    return found

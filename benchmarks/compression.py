@@ -9,21 +9,15 @@ The hosts need `netlab` (its path in HCOMM_NETLAB, or ../shared/netlab/netlab). 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.jobs import ROOT, run_job
+from benchmarks.hosts import on_two_hosts
+from benchmarks.jobs import run_job
 
-_NETLAB = Path(os.environ.get("HCOMM_NETLAB", ROOT.parent / "shared" / "netlab" / "netlab"))
 #: Points of accuracy that a scheme may lose against none.
 _MAY_LOSE = {"uint8": 0.1, "topk:0.01": 0.5}
 _SCHEMES = [None, "uint8", "bf16", "topk:0.01"]
@@ -58,7 +52,9 @@ def _accuracy(console: Console, ranks: int, seeds: int, epochs: int) -> bool:
 
 
 def _wire(console: Console, rate: str, per_host: int, megabytes: float, count: int) -> bool:
-    found = _on_two_hosts(rate, per_host, {"megabytes": megabytes, "count": count, "schemes": _WIRE_SCHEMES})
+    found = on_two_hosts(
+        "steps", rate, per_host, {"megabytes": megabytes, "count": count, "schemes": _WIRE_SCHEMES}
+    )
     table = Table(
         title=f"A step with {megabytes:g} MB of gradients, 2 hosts of {per_host} rank(s), {rate}, median of {count}"
     )
@@ -77,33 +73,6 @@ def _wire(console: Console, rate: str, per_host: int, megabytes: float, count: i
         f"uint8: {faster:.2f}× less communication (target {_FASTER}×: {'met' if faster >= _FASTER else 'MISSED'})"
     )
     return faster >= _FASTER
-
-
-def _on_two_hosts(rate: str, per_host: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run the task on hosts that can each send `rate`; what rank 0 found."""
-    lab = f"hb{os.getpid()}"
-
-    def netlab(*words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, str(_NETLAB), *words], capture_output=True, text=True, cwd=ROOT
-        )
-        if done.returncode:
-            sys.exit(
-                f"netlab {words[0]} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}"
-            )
-
-    with tempfile.TemporaryDirectory(prefix="hcomm-bench-") as place:
-        netlab("up", "--name", lab, "--hosts", "2", "--rate", rate)
-        try:
-            netlab(
-                "run", "--name", lab, "--nproc", str(per_host), "--launcher", "env", "--port", "29519",
-                "--timeout", "600", "--env", "OMP_NUM_THREADS=1", "--env", f"PYTHONPATH={ROOT}", "--",
-                sys.executable, "-m", "benchmarks.rank", "steps", place, json.dumps(arguments),
-            )  # fmt: skip
-        finally:
-            netlab("down", "--name", lab)
-        found: dict[str, Any] = json.loads((Path(place) / "result-0.json").read_text())
-    return found
 
 
 def main() -> None:

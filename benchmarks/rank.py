@@ -64,12 +64,23 @@ def _steps(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[st
     return found
 
 
+def _overlap(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import overlap
+
+    hcomm.init()
+    found = overlap(**arguments)
+    hcomm.finalize()
+    return found
+
+
 TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "all_reduce": _all_reduce,
     "growth": _growth,
     "init": _init,
     "accuracy": _accuracy,
     "steps": _steps,
+    "overlap": _overlap,
 }
 
 
