@@ -1,3 +1,2 @@
 #define HCOMM_LEVEL avx2
 #include "kernels/reduce.inc"
-#include "kernels/quantise.inc"

@@ -1,3 +1,2 @@
 #define HCOMM_LEVEL baseline
 #include "kernels/reduce.inc"
-#include "kernels/quantise.inc"
