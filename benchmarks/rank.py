@@ -50,11 +50,44 @@ def _selection(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dic
     return run(arguments["sizes"], arguments["also"], arguments["budget"], meeting)
 
 
+def _accuracy(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import accuracies
+
+    hcomm.init()
+    found = accuracies(**arguments)
+    hcomm.finalize()
+    return found
+
+
+def _steps(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import steps
+
+    hcomm.init()
+    found = steps(**arguments)
+    hcomm.finalize()
+    return found
+
+
+def _overlap(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    import hcomm
+    from benchmarks.compressing import overlap
+
+    hcomm.init()
+    found = overlap(**arguments)
+    hcomm.finalize()
+    return found
+
+
 TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "all_reduce": _all_reduce,
     "growth": _growth,
     "init": _init,
     "selection": _selection,
+    "accuracy": _accuracy,
+    "steps": _steps,
+    "overlap": _overlap,
 }
 
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <span>
 
+#include "bindings/quantise.hpp"
 #include "bindings/shortcuts.hpp"
 #include "engine/comm.hpp"
 #include "engine/engine.hpp"
@@ -423,4 +424,5 @@ NB_MODULE(_native, m) {
     define_memory(m);
     define_comm(m);
     define_failure(m);
+    define_quantise(m);
 }

@@ -9,7 +9,10 @@
     hcomm.finalize()
 """
 
-from hcomm.communicator import Communicator, Link
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hcomm.communicator import Communicator, Link, Statistics
 from hcomm.errors import (
     AlreadyInitialized,
     AuthenticationError,
@@ -61,6 +64,7 @@ from hcomm.functions import (
     unregister,
     zeros,
 )
+from hcomm.fusion import all_reduce_multi
 from hcomm.mesh import Mesh
 from hcomm.planning.builder import Builder
 from hcomm.planning.custom import algorithm
@@ -80,6 +84,12 @@ from hcomm.world import (
     rank,
     world_size,
 )
+
+if TYPE_CHECKING:
+    from hcomm.compression import set_gradient_compression, topk_sparsify
+    from hcomm.torch.bucket import (
+        GradientBucket as GradientBucket,
+    )  # not in __all__: `import *` needs no torch
 
 __all__ = [
     "ACCESS",
@@ -105,6 +115,7 @@ __all__ = [
     "NotInitialized",
     "PeerLost",
     "RendezvousError",
+    "Statistics",
     "TopologyError",
     "TransportUnavailable",
     "UnknownAlgorithm",
@@ -118,6 +129,7 @@ __all__ = [
     "all_gather_async",
     "all_reduce",
     "all_reduce_async",
+    "all_reduce_multi",
     "all_to_all",
     "all_to_all_async",
     "barrier",
@@ -147,7 +159,28 @@ __all__ = [
     "scatter",
     "scatter_async",
     "send",
+    "set_gradient_compression",
+    "topk_sparsify",
     "unregister",
     "world_size",
     "zeros",
 ]
+
+
+#: Loaded when asked for, so that `import hcomm` stays cheap and needs no torch: name → its module.
+_LAZY = {
+    "GradientBucket": "hcomm.torch.bucket",
+    "compression": "hcomm.compression",
+    "set_gradient_compression": "hcomm.compression",
+    "topk_sparsify": "hcomm.compression",
+    "torch": "hcomm.torch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is loaded late."""
+    place = _LAZY.get(name)
+    if place is None:
+        raise AttributeError(f"module 'hcomm' has no attribute {name!r}")
+    module = importlib.import_module(place)
+    return module if place == f"hcomm.{name}" else getattr(module, name)

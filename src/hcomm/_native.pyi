@@ -182,3 +182,34 @@ class Comm:
 
     def close(self, exiting: bool = False) -> None:
         """Leave. exiting: the process ends without having been asked to leave; peers are told so."""
+
+QUANTISE_CHUNK: int  # values that share a scale
+
+def quantised_bytes(count: int) -> int:
+    """Bytes of the 8-bit form of `count` floats, a multiple of 16."""
+
+def quantise(values: int, dtype: int, count: int, pieces: int, length: int, out: int) -> None:
+    """Cut a vector into `pieces` of `length` (the last may be shorter) and write the 8-bit form of each, every
+    quantised_bytes(length) bytes from `out` on."""
+
+def dequantise(pieces_at: int, pieces: int, length: int, count: int, dtype: int, values: int) -> None:
+    """The reverse: pieces that lie one after the other become one vector."""
+
+def dequantise_sum(
+    pieces_at: int, stride: int, pieces: int, weight: float, count: int, dtype: int, values: int
+) -> None:
+    """The weighted sum, in float32, of `pieces` vectors in 8-bit form, `stride` bytes apart."""
+
+def requantise_sum(
+    pieces_at: int,
+    stride: int,
+    pieces: int,
+    own: int,
+    weight: float,
+    count: int,
+    dtype: int,
+    values: int,
+    room: int,
+    out: int,
+) -> None:
+    """The same sum in 8-bit form, with the exact `values` in place of piece `own`; fills `room` bytes at `out`."""

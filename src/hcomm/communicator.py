@@ -38,6 +38,18 @@ class Link(NamedTuple):
     reason: str
 
 
+class Statistics(NamedTuple):
+    """What this rank has sent since its communicator was made; see `Communicator.statistics`."""
+
+    sent: dict[int, int]
+    network: int
+
+    @property
+    def total(self) -> int:
+        """Bytes to all ranks."""
+        return sum(self.sent.values())
+
+
 class Communicator(Exchanges, PointToPoint, Costed):
     """Ranks that communicate: made by `hcomm.init()` (all ranks) and `new_group` (some of them).
 
@@ -199,6 +211,14 @@ class Communicator(Exchanges, PointToPoint, Costed):
         if rank in self._clique:
             return Link("shm", "")
         return Link("tcp", self._reasons.get(rank, ""))
+
+    def statistics(self) -> Statistics:
+        """Bytes that this rank has sent over its links, headers included: per rank, and to other hosts alone.
+
+        What ranks of a host read from each other's memory passes no link and is not counted.
+        """
+        sent = {rank: self._native.bytes_sent(rank) for rank in range(self._size) if rank != self._rank}
+        return Statistics(sent, sum(sent[rank] for rank in sent if rank not in self._clique))
 
     @property
     def timeout(self) -> float:

@@ -246,6 +246,37 @@ def test_shared_memory_forced_across_hosts_fails_cleanly(tmp_path: Path) -> None
         assert "shm" in text
 
 
+def test_compressed_gradients_between_hosts(tmp_path: Path) -> None:
+    """Each host has 4 MB to send in a ring of 4 ranks, six times over as float32; statistics count what left it."""
+    body = """
+        hcomm.init()
+        group, found = hcomm.default_communicator(), {}
+        parts = [np.random.default_rng(k).normal(size=1 << 18).astype(np.float32) for k in range(4)]
+        exact = np.mean(parts, axis=0)
+        for scheme in (None, "uint8", "fp16"):
+            x, before = parts[hcomm.rank()].copy(), group.statistics().network
+            hcomm.compression.all_reduce(x, scheme)
+            hcomm.barrier()
+            sent = float(hcomm.all_reduce(np.array([group.statistics().network - before * 1.0]))[0])
+            found[str(scheme)] = [sent, float(abs(x - exact).max()), x.tobytes().hex()[:1000]]
+        found["self"] = group.statistics().sent.get(hcomm.rank())
+        hcomm.finalize()
+        answer(found)
+    """
+    answers = run(body, tmp_path)
+    assert sorted(answers) == [0, 1, 2, 3]
+    for found in answers.values():
+        assert isinstance(found, dict)
+        assert found == answers[0], "ranks have different results"
+        assert found["None"][1] < 1e-6
+        assert found["fp16"][1] < 3e-3
+        assert 1e-4 < found["uint8"][1] < 0.04  # chunks range over about 7, their average over about 4
+        assert (
+            found["uint8"][0] < 0.31 * found["None"][0]
+        )  # the all_to_all crosses between hosts once more than a ring
+        assert found["self"] is None
+
+
 @pytest.mark.parametrize("count", [1, 4_000_000])
 def test_the_link_is_cut(tmp_path: Path, count: int) -> None:
     """Ranks on both sides raise within the timeout of 3 s; none hangs."""
