@@ -95,7 +95,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     /// Offers the segment that holds this memory to all local ranks, and waits until all have mapped it.
     /// Empty, or why that failed.
     std::string share(const void* address, std::size_t bytes, double timeout);
-    /// This memory lies in a segment of this rank, whether or not it has been offered here.
+    /// This memory, which an operation is about to write, lies in a segment, whether or not it has been
+    /// offered.
     bool is_shared(const void* address, std::size_t bytes) const;
     /// This rank uses the segment no more.
     void unshare(std::uint64_t segment) noexcept;
@@ -165,7 +166,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void check_stale();
     std::string recent() const;
     void reserve_scratch(std::size_t bytes);
-    std::shared_ptr<Segment> shared_segment(const void* address, std::size_t bytes);
+    std::shared_ptr<Segment> shared_segment(const void* address, std::size_t bytes, bool writable);
     bool offer_segment(const Segment& segment);
     void on_share(Peer& peer, const ShareNote& note);
     void on_shared(const Peer& peer, const ShareNote& note);

@@ -50,8 +50,8 @@ bool Comm::offer_segment(const Segment& segment) {
 }
 
 /// The segment that holds this memory, if every local peer has mapped it; the first call offers it to them.
-std::shared_ptr<Segment> Comm::shared_segment(const void* address, std::size_t bytes) {
-    auto segment = engine_->memory().find(address, bytes);
+std::shared_ptr<Segment> Comm::shared_segment(const void* address, std::size_t bytes, bool writable) {
+    auto segment = engine_->memory().find(address, bytes, writable);
     if (!segment) return nullptr;
     const std::lock_guard lock(sharing_mutex_);
     return offer_segment(*segment) ? segment : nullptr;
@@ -76,7 +76,7 @@ std::string Comm::share(const void* address, std::size_t bytes, double timeout) 
 }
 
 bool Comm::is_shared(const void* address, std::size_t bytes) const {
-    return engine_->memory().find(address, bytes) != nullptr;
+    return engine_->memory().find(address, bytes, true) != nullptr;
 }
 
 void Comm::unshare(std::uint64_t segment) noexcept {

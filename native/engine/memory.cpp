@@ -83,6 +83,17 @@ std::string obstacle(std::uintptr_t begin, std::uintptr_t end) {
     return why;
 }
 
+/// Whether the page at an address is a file's, or shared (bit 61 of its entry, which needs no privilege).
+bool is_file_page(std::uintptr_t address) noexcept {
+    constexpr std::uint64_t kPresent = std::uint64_t{1} << 63, kFile = std::uint64_t{1} << 61;
+    const Fd pages(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+    static_cast<void>(*reinterpret_cast<const volatile char*>(address));  // so that it is present
+    std::uint64_t entry = 0;
+    const auto at = static_cast<off_t>(address / page_bytes() * sizeof entry);
+    if (!pages || ::pread(pages.get(), &entry, sizeof entry, at) != sizeof entry) return false;
+    return (entry & kPresent) && (entry & kFile);
+}
+
 }  // namespace
 
 Segment::Segment(std::uint64_t number, std::size_t bytes)
@@ -153,6 +164,29 @@ bool Segment::holds_pages() const noexcept {
     return known && covered >= inner_end_;
 }
 
+bool Segment::holds(std::uintptr_t address, std::size_t bytes, bool writable) const noexcept {
+    constexpr std::uintptr_t kWord = sizeof(std::uint64_t);
+    const std::uintptr_t first = (std::max(address, inner_begin_) + kWord - 1) / kWord * kWord;
+    const std::uintptr_t last = std::min(address + bytes, inner_end_) / kWord * kWord;
+    // The ragged ends are copied at each use, whoever they belong to.
+    if (!adopted_ || first + kWord > last) return true;
+    for (const std::uintptr_t word : {first, last - kWord})
+        if (!(writable ? shows_through(word) : is_file_page(word))) return false;
+    return true;
+}
+
+/// Whether a word that is written through the mapping of the file is seen at its own address.
+bool Segment::shows_through(std::uintptr_t word) const noexcept {
+    auto* there = reinterpret_cast<volatile std::uint64_t*>(alias(word));
+    const auto* here = reinterpret_cast<const volatile std::uint64_t*>(word);
+    const std::uint64_t value = *there;
+    if (*here != value) return false;
+    *there = ~value;
+    const bool same = *here == ~value;
+    *there = value;
+    return same;
+}
+
 void Segment::give_pages_back() noexcept {
     if (!adopted_ || !holds_pages()) return;
     const std::size_t bytes = inner_end_ - inner_begin_;
@@ -188,6 +222,7 @@ std::shared_ptr<Segment> Memory::adopt(std::uintptr_t address, std::size_t bytes
     if (page_up(address) >= page_down(address + bytes))
         throw std::invalid_argument("it holds no whole page: " + std::to_string(bytes) + " bytes");
     const std::lock_guard lock(mutex_);
+    forget_stale(address, address + bytes);
     auto next = by_begin_.lower_bound(address);
     const bool before = next != by_begin_.begin() && std::prev(next)->second->end() > address;
     if (before || (next != by_begin_.end() && next->first < address + bytes))
@@ -198,6 +233,16 @@ std::shared_ptr<Segment> Memory::adopt(std::uintptr_t address, std::size_t bytes
     segment->take_pages();
     add(segment);
     return segment;
+}
+
+/// Adopted memory in this range that was freed behind our back is nobody's any more.
+void Memory::forget_stale(std::uintptr_t begin, std::uintptr_t end) {
+    for (auto place = by_begin_.begin(); place != by_begin_.end();) {
+        const Segment& segment = *place->second;
+        const bool overlaps = segment.begin() < end && begin < segment.end();
+        place = overlaps && segment.adopted_ && !segment.holds_pages() ? by_begin_.erase(place) : ++place;
+    }
+    count_ = by_begin_.size();
 }
 
 bool Memory::release(const Segment& segment) {
@@ -211,14 +256,14 @@ bool Memory::release(const Segment& segment) {
     return true;
 }
 
-std::shared_ptr<Segment> Memory::find(const void* address, std::size_t bytes) const {
+std::shared_ptr<Segment> Memory::find(const void* address, std::size_t bytes, bool writable) const {
     if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
     const auto from = reinterpret_cast<std::uintptr_t>(address);
     const std::lock_guard lock(mutex_);
     auto next = by_begin_.upper_bound(from);
     if (next == by_begin_.begin()) return nullptr;
     const auto& segment = std::prev(next)->second;
-    return from + bytes <= segment->end() ? segment : nullptr;
+    return from + bytes <= segment->end() && segment->holds(from, bytes, writable) ? segment : nullptr;
 }
 
 void Memory::part_from_parent() noexcept {

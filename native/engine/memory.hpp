@@ -41,6 +41,11 @@ class Segment {
     void mirror(std::uintptr_t address, std::size_t bytes) const noexcept;
     void unmirror(std::uintptr_t address, std::size_t bytes) const noexcept;
 
+    /// Whether [address, address + bytes) is still this memory. Adopted memory may have been given back to
+    /// the system behind our back (a storage that was resized), and its addresses may be somebody else's by
+    /// now. `writable`: nobody else reads or writes it meanwhile, which makes the question cheap.
+    bool holds(std::uintptr_t address, std::size_t bytes, bool writable) const noexcept;
+
     /// Operations that use it now.
     std::atomic<int> users{0};
 
@@ -55,6 +60,7 @@ class Segment {
     void give_pages_back() noexcept;
     /// Whether the pages are still the file's: adopted memory may have been freed behind our back.
     bool holds_pages() const noexcept;
+    bool shows_through(std::uintptr_t word) const noexcept;
     template <class Visit>
     void for_ragged(std::uintptr_t address, std::size_t bytes, Visit visit) const noexcept;
 
@@ -84,14 +90,15 @@ class Memory {
     /// False if an operation uses it: then nothing happens.
     bool release(const Segment& segment);
 
-    /// The segment that holds all of [address, address + bytes), or null.
-    std::shared_ptr<Segment> find(const void* address, std::size_t bytes) const;
+    /// The segment that holds all of [address, address + bytes), or null. `writable`: see `Segment::holds`.
+    std::shared_ptr<Segment> find(const void* address, std::size_t bytes, bool writable = false) const;
     /// In a forked child: what was shared with the parent becomes the child's own. The content of adopted
     /// memory is copied; allocated memory is copied on write.
     void part_from_parent() noexcept;
 
   private:
     void add(const std::shared_ptr<Segment>& segment);
+    void forget_stale(std::uintptr_t begin, std::uintptr_t end);
 
     const pid_t pid_;
     mutable std::mutex mutex_;

@@ -22,16 +22,19 @@ bool begins_with_meeting(const BoundProgram& program) {
 /// Says in the header where this rank's input and output are shared, as far as others reach into them.
 void Operation::offer() {
     const auto me = static_cast<std::size_t>(comm_.rank());
-    const auto show = [&](Shown& shown, const std::byte* data, std::uint64_t count, std::uint64_t& place) {
-        auto segment = comm_.shared_segment(data, count * item_);
+    // What a root sends may be read by others meanwhile.
+    const bool alone = header_.root < 0;
+    const auto show = [&](Shown& shown, const std::byte* data, std::uint64_t count, bool written,
+                          std::uint64_t& place) {
+        auto segment = comm_.shared_segment(data, count * item_, written);
         if (!segment) return false;
         place = pack_place(segment->id, segment->offset(reinterpret_cast<std::uintptr_t>(data)));
         shown.show(std::move(segment), data, count * item_);
         return true;
     };
-    if (plan_->access.input[me] && show(shown_in_, in_, plan_->n_in, header_.first))
+    if (plan_->access.input[me] && show(shown_in_, in_, plan_->n_in, alone && in_place_, header_.first))
         header_.flags |= kSharesInput;
-    if (plan_->access.output[me] && show(shown_out_, out_, plan_->n_out, header_.second))
+    if (plan_->access.output[me] && show(shown_out_, out_, plan_->n_out, alone, header_.second))
         header_.flags |= kSharesOutput;
 }
 

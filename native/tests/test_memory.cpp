@@ -124,6 +124,36 @@ TEST(adopted_memory_keeps_its_ragged_ends) {
     sum_adopted(4, 0, 8 * 1024);
 }
 
+/// What a resized storage does: the pages go back to the system, and others come to the same addresses.
+TEST(memory_that_was_replaced_behind_our_back_is_not_taken_for_shared) {
+    auto ranks = make_world({0, 0});
+    on_every_rank(ranks, [&](Comm& comm, int r) {
+        Engine& engine = *ranks[static_cast<std::size_t>(r)].engine;
+        const std::size_t count = 50'000, bytes = count * sizeof(float);
+        Pages pages(64 + bytes + kPage);
+        auto* data = reinterpret_cast<float*>(pages.data + 64);
+        auto segment = engine.memory().adopt(reinterpret_cast<std::uintptr_t>(data), bytes);
+        CHECK_EQ(comm.share(data, bytes, 10), std::string());
+        auto plan = direct_plan(comm, count);
+        for (int turn = 0; turn < 3; ++turn) {
+            if (turn == 1)
+                CHECK(::mmap(pages.data, pages.size, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == pages.data);
+            fill(data, count, r);
+            CHECK(comm.run(plan, data, data, 20, {}) == Status::Ok);
+            CHECK(is_sum(data, count, 2));
+        }
+        CHECK(!engine.memory().find(data, bytes, false));
+        // The addresses may be shared anew, and the old handle then means nothing.
+        auto again = engine.memory().adopt(reinterpret_cast<std::uintptr_t>(data), bytes);
+        CHECK(engine.release(*segment));
+        CHECK(engine.memory().find(data, bytes, false) == again);
+        CHECK(engine.release(*again));
+        CHECK(is_sum(data, count, 2));
+    });
+    close_world(ranks);
+}
+
 TEST(one_rank_without_shared_memory_sends_all_another_way) {
     auto ranks = make_world({0, 0, 0});
     on_every_rank(ranks, [&](Comm& comm, int r) {

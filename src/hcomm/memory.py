@@ -137,9 +137,10 @@ def register(comm: Core, engine: _native.Engine, obj: Any) -> Any:
     comm._check()
     owner, address, nbytes = _owner(obj)
     known = _registered.get((id(engine), address))
-    if known is not None and known.owner is owner:
+    shared = engine.is_shared(address, nbytes)
+    if known is not None and known.owner is owner and shared:
         known.times += 1
-    elif not engine.is_shared(address, nbytes):
+    elif not shared:
         _adopt(engine, owner, address, nbytes)
     _tell_peers(comm, address, nbytes)
     return obj
@@ -242,8 +243,10 @@ class Automatic:
         address, nbytes = storage.data_ptr(), storage.nbytes()
         key = (id(self._engine), address)
         if key in self._own:
-            self._own.move_to_end(key)
-            return
+            if self._engine.is_shared(address, nbytes):
+                self._own.move_to_end(key)
+                return
+            self._let_go(key)  # its storage was resized
         if address != tensor.data_ptr() or nbytes != tensor.numel() * tensor.element_size():
             return
         known = self._candidates.get(address)
