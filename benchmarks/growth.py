@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 from collections.abc import Callable
@@ -105,4 +106,7 @@ def run(calls: int, warm_up: int, meeting: Meeting) -> dict[str, Any]:
 
 def _settled() -> dict[str, int]:
     gc.collect()
+    # Freed results of torch stay in the heap in ever different amounts (1-4 MB); what is kept is asked for here.
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
     return memory()

@@ -73,7 +73,7 @@ class Shortcuts {
     Read reader(PyTypeObject* type) const noexcept;
 
     /// More shapes than this are rare; they are looked up in Python again.
-    static constexpr std::size_t kCapacity = 512;
+    static constexpr std::size_t kCapacity = 256;
 
     std::vector<std::pair<PyTypeObject*, Read>> readers_;  ///< with a reference to each type
     std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;

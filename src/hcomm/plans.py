@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 #: Plans of one generation; at most twice as many are kept per communicator.
-CAPACITY = 256
+CAPACITY = 128
 
 
 class Signature(NamedTuple):

@@ -211,7 +211,7 @@ def test_a_job_with_ever_new_sizes_does_not_grow() -> None:
     for nbytes in range(0, 8 * 10_000, 8):
         p.choose("all_reduce", "float32", "sum", nbytes, None)
     assert p.built == 3
-    assert len(p._choices) <= 512
+    assert len(p._choices) <= 256
 
 
 # Overrides

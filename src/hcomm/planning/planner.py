@@ -15,7 +15,7 @@ from .registry import Algorithm, Options
 from .select import Request, Setting, fallback, select, window_need
 
 #: Choices kept before the cache is emptied: sizes may be different in every call of a job, memory may not grow.
-_CACHE_LIMIT = 512
+_CACHE_LIMIT = 256
 
 
 @dataclass(frozen=True)
