@@ -46,7 +46,11 @@ class PointToPoint(Core):
             # Small ordinary tensors: copied at once, so that there is nothing to keep or to wait for.
             op = self._native.send_tensor(tensor, dst, tag, self._timeout)
             if op is not None:
-                return _SENT if op.status == _native.OK else self._unfinished_send(op, tensor, dst, tag)
+                return (
+                    Work.finished(op, _SENT)
+                    if op.status == _native.OK
+                    else self._unfinished_send(op, tensor, dst, tag)
+                )
         self._check()
         peer = self._peer(dst, "dst")
         _check_tag(tag)
@@ -157,5 +161,5 @@ def _nothing() -> None:
     return None
 
 
-#: What all sends get that were complete at once.
-_SENT = Work.finished("send(…)")
+#: The call of every send that was complete at once: nothing of it will be told.
+_SENT = Call("send(…)", "", 0.0)

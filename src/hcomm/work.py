@@ -64,10 +64,11 @@ class Work:
         self._error: HcommError | None = None
 
     @classmethod
-    def finished(cls, what: str) -> Work:
+    def finished(cls, op: _native.Op, call: Call) -> Work:
         """One of an operation that was complete at once and has no result."""
         work = cls.__new__(cls)
-        work._call = Call(what, "", 0.0)
+        work._op = op
+        work._call = call
         work._complete = work._kept = work._result = work._error = None
         return work
 
