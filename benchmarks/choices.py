@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import hcomm
-from benchmarks.meeting import Meeting
+from hcomm.bench.meeting import Meeting
 from hcomm import _native
 from hcomm.communicator import Communicator
 from hcomm.errors import UnknownAlgorithm

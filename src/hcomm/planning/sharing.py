@@ -9,12 +9,14 @@ from .select import Request, Setting, fallback, obstacle, option_name
 
 #: From here on a second meeting costs less than copying through windows (bytes).
 SHARED_BYTES = 32 << 10
+#: Above this many ranks on one host nothing is asked: writing everybody's program would take too long.
+MOST_RANKS = 64
 _NAME = "direct"
 
 
 def candidate(world: Setting, request: Request, asked: str | None) -> Algorithm | None:
     """What runs in an operation whose tensors all lie in shared memory; None if the usual choice does there too."""
-    if world.size == 1 or not world.shared or request.nbytes < SHARED_BYTES:
+    if not 1 < world.size <= MOST_RANKS or not world.shared or request.nbytes < SHARED_BYTES:
         return None
     wish = override.parse(
         request.operation, asked or world.options.get(option_name(request.operation), ""), "algorithm"
@@ -29,7 +31,9 @@ def candidate(world: Setting, request: Request, asked: str | None) -> Algorithm 
 
 
 def reach(entry: Algorithm, world: Setting, root: int, options: Options) -> tuple[list[bool], list[bool]]:
-    """By rank: whether others reach into its input, and into its output."""
+    """By rank: whether others reach into its input, and into its output; empty: into everybody's, or nobody looked."""
+    if world.size > MOST_RANKS:
+        return [], []
     inputs, outputs = [False] * world.size, [False] * world.size
     for rank in range(world.size):
         _note(entry.program(rank, world.size, world.cliques, root, options), inputs, outputs)
