@@ -13,6 +13,7 @@ is copied when the child writes to it.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
 import warnings
@@ -57,11 +58,11 @@ _watching: list[bool] = []
 def empty(comm: Core, engine: _native.Engine, shape: int | Sequence[int], dtype: Any) -> Any:
     """See `hcomm.empty`."""
     comm._check()
-    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"a shape has no negative sizes: {sizes}")
+    sizes = _sizes(shape)
     library, kind, itemsize = _element_type(dtype)
     count = math.prod(sizes)
+    if count * itemsize > sys.maxsize:
+        raise ValueError(f"no memory holds an array of shape {sizes} and type {kind}")
     _watch_forks(engine)
     segment = _native.allocate(engine, max(count * itemsize, 1))
     if library.__name__ == "torch":
@@ -71,6 +72,17 @@ def empty(comm: Core, engine: _native.Engine, shape: int | Sequence[int], dtype:
         made = library.frombuffer(segment, dtype=kind, count=count).reshape(sizes)
     _tell_peers(comm, segment.ptr, segment.nbytes)
     return made
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """The lengths that were passed as `shape`. Raises ValueError."""
+    try:
+        sizes = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))
+    except TypeError:
+        raise ValueError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"a shape has no negative sizes: {sizes}")
+    return sizes
 
 
 def _element_type(dtype: Any) -> tuple[Any, Any, int]:
@@ -118,12 +130,18 @@ def _owner(obj: Any) -> tuple[Any, int, int]:
             raise UnsupportedBuffer(
                 f"a tensor on device {obj.device} cannot be registered: pass one on the CPU"
             )
+        if str(obj.layout) != "torch.strided":
+            raise UnsupportedBuffer(
+                f"a tensor with layout {obj.layout} cannot be registered: pass a dense one"
+            )
         storage = obj.untyped_storage()
         return storage, storage.data_ptr(), storage.nbytes()
     if _is_a(obj, "numpy", "ndarray"):
         root = obj
         while _is_a(root.base, "numpy", "ndarray"):
             root = root.base
+        if _is_a(root.base, "torch", "Tensor"):
+            return _owner(root.base)  # `tensor.numpy()` makes another array each time
         if not root.flags.c_contiguous and not root.flags.f_contiguous:
             raise UnsupportedBuffer("an array whose memory has holes cannot be registered; pass its base")
         return root, root.__array_interface__["data"][0], root.nbytes

@@ -146,6 +146,18 @@ class Work:
             self._kept = None
             self._owner._forget(self)
 
+    @property
+    def _over(self) -> bool:
+        """Whether it is over, its outcome taken or not. Never blocks."""
+        return self._complete is None or self._op.done
+
+    def _linger(self, seconds: float) -> bool:
+        """Wait `seconds` (negative: until its own deadline) and leave the outcome to others; whether it is over.
+
+        Messages that were copied at once are over and have no operation in the core.
+        """
+        return self._complete is None or self._op.wait(seconds) != _RUNNING
+
     def _conclude(self, seconds: float) -> bool:
         """Wait `seconds`; whether it is over. A failure is left for `exception`."""
         if self._complete is None:

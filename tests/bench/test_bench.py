@@ -150,6 +150,10 @@ def test_zero_copy_says_whether_it_can() -> None:
         (("-b", "1M", "-e", "1K"), "the smallest size, 1048576 bytes, is above the largest, 1024 bytes"),
         (("-b", "8X"), "expected a size such as 8, 64K or 25M"),
         (("--arrays", "numpy", "--root", "2", "--ranks", "2"), "--root 2: there are 2 ranks, 0 to 1"),
+        (("--budget", "nan"), "expected a number, found nan"),
+        (("--json", "/no/such/folder/out.json"), "there is no folder /no/such/folder"),
+        (("--ranks", "257"), "257 is not in the range"),
+        (("-b", "1", "-e", "3", "--arrays", "numpy"), "nothing to measure: no size from 1 to 1 bytes"),
         (("--algorithm", "bubble"), "unknown all_reduce algorithm 'bubble'; known:"),
     ],
 )

@@ -150,6 +150,22 @@ def everything_else() -> dict[str, Any]:
         memory_format=torch.channels_last
     )
 
+    # gradients that others have put elsewhere, and what cannot be averaged any more
+    bucket.zero_grad()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data = parameter.grad.data.clone()
+    loss(model, r, 1, "left").backward()
+    bucket.reduce()
+    wanted = expected(model, size, 1, left)
+    found["moved"] = wrong(model, {n: zeros[n] if v is None else v for n, v in wanted.items()})
+    found["taken"] = attempt(hcomm.GradientBucket, model.parameters())
+    converted = torch.nn.Linear(2, 2)
+    with hcomm.GradientBucket(converted.parameters()):
+        converted.double()
+        found["converted"] = attempt(converted(torch.ones(1, 2).double()).sum().backward)
+    found["comm_dtype"] = attempt(hcomm.GradientBucket, converted.parameters(), comm_dtype=torch.int32)
+
     # the end
     kept = model.first.weight.grad.clone()
     memory = bucket.buffers[0].data_ptr()
@@ -274,6 +290,10 @@ def test_accumulation_closing_compression_refusals(job: Any) -> None:
         assert found["accumulation"] == []
         assert "no_sync" in found["twice"].text
         assert found["channels_last"]
+        assert found["moved"] == []
+        assert "another GradientBucket" in found["taken"].text
+        assert "is torch.float64" in found["converted"].text
+        assert "floating" in found["comm_dtype"].text
         assert found["kept"]
         assert found["own memory"]
         assert found["hooks"] == found["dropped"] == 0

@@ -305,6 +305,9 @@ def _refusals() -> list[str]:
     attempt(lambda: hcomm.empty((-1,)))
     attempt(lambda: hcomm.empty(4, "float12"))
     attempt(lambda: hcomm.empty(4, torch.complex32))
+    attempt(lambda: hcomm.empty((2.5,)))
+    attempt(lambda: hcomm.empty((1 << 62,), np.float32))
+    attempt(lambda: hcomm.register(torch.eye(3).to_sparse()))
     tensor = torch.ones(500_000)
     hcomm.register(tensor)
     if hcomm.rank() == 0:
@@ -316,6 +319,8 @@ def _refusals() -> list[str]:
         said.append("an operation on this memory is not complete")
     work.wait()
     hcomm.unregister(tensor)
+    hcomm.register(tensor.numpy())  # an array that nobody holds: another one of the same memory gives it back
+    hcomm.unregister(tensor.numpy())
     return said
 
 
@@ -329,6 +334,9 @@ def test_what_cannot_be_shared_is_refused(job: Any) -> None:
         "no negative sizes",
         "neither one of torch nor of NumPy",
         "hcomm knows",
+        "sequence of integers",
+        "no memory holds",
+        "layout torch.sparse_coo",
         "an operation on this memory is not complete",
     ]
     for said in job(2, _refusals):

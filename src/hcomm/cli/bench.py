@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -30,6 +31,8 @@ from hcomm.planning.registry import lookup
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
 _SIZE = re.compile(r"(\d+)([KMG]?)B?", re.IGNORECASE)
 _MOST_RANKS = 8
+#: Processes that one command may ask of a machine.
+_MOST_STARTED = 256
 
 
 class PowerSize(click.ParamType[int]):
@@ -70,11 +73,33 @@ class Names(click.ParamType[tuple[str, ...]]):
         return tuple(dict.fromkeys(words))
 
 
+def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuse NaN, which passes every range."""
+    if math.isnan(value):
+        raise click.BadParameter("expected a number, found nan", ctx, param)
+    return value
+
+
+def _writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a file in a folder that is not there before anything is measured."""
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {value.absolute().parent}", ctx, param)
+    return value
+
+
 @click.command()
 @click.argument("operations", type=Names(tuple(DEFINITIONS)), default="all_reduce")
 @click.option("-b", "--begin", type=PowerSize(), default="8", show_default=True, help="Smallest size, bytes.")
 @click.option("-e", "--end", type=PowerSize(), default="64M", show_default=True, help="Largest size.")
-@click.option("-f", "--factor", type=float, default=8.0, show_default=True, help="Of one size to the next.")
+@click.option(
+    "-f",
+    "--factor",
+    type=float,
+    default=8.0,
+    show_default=True,
+    callback=_number,
+    help="Of one size to the next.",
+)
 @click.option("-i", "--increment", type=PowerSize(), default="0", help="Add this to a size instead.")
 @click.option("-d", "--dtype", "dtypes", type=Names(tuple(DTYPES)), default="float32", show_default=True)
 @click.option("-o", "--redop", "operators", type=Names(tuple(OPERATORS)), default="sum", show_default=True)
@@ -82,13 +107,15 @@ class Names(click.ParamType[tuple[str, ...]]):
 @click.option(
     "-n", "--iters", type=click.IntRange(min=1), help="Timed calls (default: what --budget allows)."
 )
-@click.option("--budget", type=click.FloatRange(min=0.001), default=0.3, show_default=True,
-              help="Seconds for each size, line and form.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(min=0.001, max=86_400), default=0.3, show_default=True,
+              callback=_number, help="Seconds for each size, line and form.")  # fmt: skip
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="In which lines take turns (default: 3; 1 if alone)."
 )
 @click.option(
-    "--ranks", type=click.IntRange(min=2), help="Processes to start (default: one per CPU, 2 to 8)."
+    "--ranks",
+    type=click.IntRange(2, _MOST_STARTED),
+    help="Processes to start (default: one per CPU, 2 to 8).",
 )
 @click.option("--algorithm", "algorithms", default="", help="`all`, or names; a line for each.")
 @click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Measure it side by side.")
@@ -100,15 +127,21 @@ class Names(click.ParamType[tuple[str, ...]]):
     "--check/--no-check", default=True, show_default=True, help="Compare results; wrong ones: exit code 1."
 )
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write everything there."
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_writable,
+    metavar="FILE",
+    help="Write everything there.",
 )
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Draw time and bus bandwidth against size (needs matplotlib).")  # fmt: skip
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+              callback=_writable, help="Draw time and bus bandwidth against size (needs matplotlib).")  # fmt: skip
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
     default=1800.0,
     show_default=True,
+    callback=_number,
     help="Seconds for all of it.",
 )
 def bench(
@@ -147,6 +180,12 @@ def bench(
     except (HcommError, OSError) as error:
         click.echo(f"hcomm bench: {error}", err=True)
         sys.exit(2)
+    if not report.rows:
+        click.echo(
+            f"hcomm bench: nothing to measure: no size from {order.sizes[0]} to {order.sizes[-1]} bytes holds an "
+            f"element of {', '.join(order.dtypes)} for every rank, or none of {', '.join(order.operators)} fits it",
+            err=True,
+        )
     sys.exit(report.exit_code)
 
 

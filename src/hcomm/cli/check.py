@@ -33,7 +33,7 @@ Advance = Callable[[int, int], None]
 
 @click.command()
 @click.option(
-    "--ranks", type=click.IntRange(min=2), help="Processes to measure with (default: one per CPU, 2 to 8)."
+    "--ranks", type=click.IntRange(2, 256), help="Processes to measure with (default: one per CPU, 2 to 8)."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.option(

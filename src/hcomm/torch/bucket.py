@@ -22,6 +22,9 @@ from hcomm.torch.groups import communicator_of
 #: Exchanges that are in their first round at most: the next to start turns the one this far back.
 _DEPTH = 2
 
+#: The bucket whose hook each parameter has, by its id: a bucket keeps its parameters alive.
+_owners: weakref.WeakValueDictionary[int, GradientBucket] = weakref.WeakValueDictionary()
+
 
 class GradientBucket:
     """The gradients of some parameters, in a few flat buckets that are averaged over all ranks.
@@ -56,7 +59,8 @@ class GradientBucket:
 
     Raises:
         CollectiveMismatch: parameters or arguments differ between ranks; on every rank, names the first difference.
-        ValueError: no parameter needs a gradient; `size_mb` is not positive; an unknown compression.
+        ValueError: no parameter needs a gradient, or one is in another bucket already; `size_mb` is not positive;
+            an unknown compression; `comm_dtype` is no floating type.
         UnsupportedBuffer: a parameter is not on the CPU, or its type is not a float.
         NotInitialized: no group, and `hcomm.init()` was not called.
     """
@@ -79,11 +83,11 @@ class GradientBucket:
         self._compression = compression
         if compression != "default":
             schemes.check_scheme(compression)
-        self._comm_dtype = _name(comm_dtype)
+        self._comm_dtype = _floating(comm_dtype)
         members = [(name, p) for name, p in named(parameters) if p.requires_grad]
         settings = {"size_mb": size_mb, "compression": compression, "comm_dtype": self._comm_dtype}
         check_alike(self._group, members, settings)
-        _refuse(members)
+        _refuse(members, hooked=overlap or automatic)
         self._flats = flats.build(members, int(size_mb * 2**20), self._group)
         self._by_id = {id(slot.parameter): slot for flat in self._flats for slot in flat.slots}
         self._slots = [self._by_id[id(parameter)] for _, parameter in members]
@@ -99,7 +103,7 @@ class GradientBucket:
         self._overlap = overlap
         for slot in self._slots:
             slot.adopt()
-            slot.parameter.grad = slot.view
+            slot.attach()
         if overlap or automatic:
             self._set_hooks()
 
@@ -118,6 +122,7 @@ class GradientBucket:
         for slot in self._slots:
             register: Any = slot.parameter.register_post_accumulate_grad_hook
             self._hooks.append(register(make(weakref.ref(slot))))
+            _owners[id(slot.parameter)] = self
 
     # The cycle: gradients arrive, buckets start in their order, `reduce` ends it.
 
@@ -160,7 +165,7 @@ class GradientBucket:
                 _exchange(self._flats[flat.index - _DEPTH]).turn()
 
     def _make_exchange(self, flat: Flat, scheme: str | None) -> Exchange:
-        count, dtype = flat.vector.numel(), _name(flat.vector.dtype) or ""
+        count, dtype = flat.vector.numel(), _name(flat.vector.dtype)
         flat.choice = None
         if scheme == "auto" and self._group.size > 1:
             flat.choice = auto.choose(self._group, count, dtype)
@@ -194,7 +199,7 @@ class GradientBucket:
                 if not slot.flat.started:
                     slot.adopt()
                     if slot.parameter.grad is None:
-                        slot.view.zero_()
+                        slot.place.zero_()
             for flat in self._flats[self._next :]:
                 self._start(flat)
             # After all starts: how many of them came before this call differs between ranks.
@@ -206,7 +211,7 @@ class GradientBucket:
             used.wait()
         for slot, anywhere in zip(self._slots, self._marks, strict=True):
             if anywhere:
-                slot.parameter.grad = slot.view
+                slot.attach()
         if self._filled is not None and self._overlap:
             self._agree_on_order(self._filled)
 
@@ -241,7 +246,7 @@ class GradientBucket:
         for flat in self._flats:
             flat.vector.zero_()
             for slot in flat.slots:
-                slot.parameter.grad = slot.view
+                slot.attach()
 
     # What it is
 
@@ -337,11 +342,20 @@ def _exchange(flat: Flat) -> Exchange:
     return flat.exchange
 
 
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _refuse(members: list[tuple[str, torch.nn.Parameter]]) -> None:
+def _floating(dtype: object) -> str | None:
+    """The name of a type to add gradients in."""
+    if dtype is None:
+        return None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise ValueError(f"comm_dtype must be a floating type of torch of 16 to 64 bits, not {dtype!r}")
+    return _name(dtype)
+
+
+def _refuse(members: list[tuple[str, torch.nn.Parameter]], *, hooked: bool) -> None:
     """Raise for what has no gradient that can be averaged here."""
     if not members:
         raise ValueError("no parameter needs a gradient: there is nothing to average")
@@ -354,3 +368,19 @@ def _refuse(members: list[tuple[str, torch.nn.Parameter]]) -> None:
             raise UnsupportedBuffer(
                 f"parameter '{name}' is {parameter.dtype}; buckets hold 16 to 64-bit floats"
             )
+        if hooked and _is_taken(parameter):
+            raise ValueError(
+                f"parameter '{name}' is in another GradientBucket already: close() that one before"
+            )
+
+
+def _is_taken(parameter: torch.nn.Parameter) -> bool:
+    """Whether a bucket that still works has a hook on it: two would move the gradient while the other averages it."""
+    owner = _owners.get(id(parameter))
+    if owner is None or owner._closed:
+        return False
+    try:
+        owner._group._check()
+    except HcommError:
+        return False
+    return True

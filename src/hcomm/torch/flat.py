@@ -25,33 +25,63 @@ class Slot:
     Attributes:
         name: of the parameter.
         parameter: whose gradient it is.
-        view: the gradient, shaped and strided like the parameter.
+        place: where it lies in the bucket, shaped and strided like the parameter. Nobody else gets this tensor.
+        view: the same memory, for the parameter; `model.to(…)` or `grad.data = …` may put it elsewhere.
         flat: the bucket it lies in.
         ready: it has arrived in this cycle.
     """
 
     name: str
     parameter: torch.nn.Parameter
-    view: torch.Tensor
+    place: torch.Tensor
     flat: Flat
     ready: bool = False
+    view: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.view = self.place.detach()
+        self._address = self.place.data_ptr()
+
+    def _is_home(self) -> bool:
+        return self.view.data_ptr() == self._address and self.view.dtype == self.place.dtype
 
     def adopt(self) -> None:
         """Bring a gradient that lies elsewhere into the bucket, and let the parameter's gradient be the view.
 
         Raises:
-            UnsupportedBuffer: it is sparse.
+            UnsupportedBuffer: it is sparse, or the parameter has got another type or shape.
         """
         gradient = self.parameter.grad
-        if gradient is None or gradient is self.view:
+        if gradient is None or (gradient is self.view and self._is_home()):
             return
         if gradient.layout is not torch.strided:
             raise UnsupportedBuffer(
                 f"the gradient of '{self.name}' is sparse ({gradient.layout}); make it dense (sparse=False)"
             )
+        self._check_alike()
         with torch.no_grad():
-            self.view.copy_(gradient)
-        self.parameter.grad = self.view
+            self.place.copy_(gradient)
+        self.attach()
+
+    def attach(self) -> None:
+        """Let the parameter's gradient be the view.
+
+        Raises:
+            UnsupportedBuffer: the parameter has got another type or shape.
+        """
+        if not self._is_home():
+            self.view = self.place.detach()
+        if self.parameter.grad is not self.view:
+            self._check_alike()
+            self.parameter.grad = self.view
+
+    def _check_alike(self) -> None:
+        parameter, place = self.parameter, self.place
+        if parameter.dtype != place.dtype or parameter.shape != place.shape:
+            raise UnsupportedBuffer(
+                f"parameter '{self.name}' was {place.dtype} of shape {tuple(place.shape)} when its bucket was made, "
+                f"and is {parameter.dtype} of shape {tuple(parameter.shape)} now; close() the bucket and make a new one"
+            )
 
 
 @dataclass(eq=False)

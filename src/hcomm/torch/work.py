@@ -104,8 +104,7 @@ class Work(_Base):  # type: ignore[misc]
         if not self._settled:
             seconds = timeout.total_seconds() if timeout else -1.0
             for operation in self._operations:
-                operation._op.wait(seconds)
-                if not operation._op.done:
+                if not operation._linger(seconds):
                     try:
                         operation.wait(0.0)
                     except HcommError as error:
@@ -118,7 +117,7 @@ class Work(_Base):  # type: ignore[misc]
     def is_completed(self) -> bool:
         """Whether it is over, well or badly. Never blocks."""
         if not self._settled:
-            if not all(operation._op.done for operation in self._operations):
+            if not all(operation._over for operation in self._operations):
                 return False
             self._settle()
         return True
@@ -170,12 +169,12 @@ class Work(_Base):  # type: ignore[misc]
         return self._tensors
 
     def _over(self) -> bool:
-        return self._settled or all(operation._op.done for operation in self._operations)
+        return self._settled or all(operation._over for operation in self._operations)
 
     def _drive(self, seconds: float = -1.0) -> None:
         """Wait for it in a completer's thread."""
         for operation in self._operations:
-            operation._op.wait(seconds)
+            operation._linger(seconds)
 
     def _settle(self) -> None:
         """All its operations are over: results in place, Future resolved. Once, whoever comes first."""
