@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import hcomm
-from hcomm.bench.meeting import Meeting
 from hcomm import _native
+from hcomm.bench.meeting import Meeting
 from hcomm.communicator import Communicator
 from hcomm.errors import UnknownAlgorithm
 from hcomm.planning.registry import algorithms

@@ -164,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"other work took up to {foreign:.0%} of the machine"
     )
     if options.json:
-        document = {"machine": describe(("torch",)), "foreign": foreign, "rows": [asdict(row) for row in rows]}
+        document = {
+            "machine": describe(("torch",)),
+            "foreign": foreign,
+            "rows": [asdict(row) for row in rows],
+        }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 3 if missed and options.strict else 0
 
