@@ -27,7 +27,14 @@ std::size_t page_bytes() noexcept {
 std::uintptr_t page_down(std::uintptr_t address) noexcept { return address / page_bytes() * page_bytes(); }
 std::uintptr_t page_up(std::uintptr_t address) noexcept { return page_down(address + page_bytes() - 1); }
 
-[[noreturn]] void refuse(const std::string& what) { throw SystemError(what + ": " + std::strerror(errno)); }
+[[noreturn]] void refuse(const std::string& what) {
+    const int error = errno;
+    throw SystemError(what + ": " + std::strerror(error) +
+                      (error == EMFILE
+                           ? " (each piece of shared memory holds a descriptor; raise `ulimit -n`, or "
+                             "make few large pieces and take slices)"
+                           : ""));
+}
 
 /// A file in memory of this size, which can neither shrink nor grow.
 Fd make_file(std::size_t bytes) {
@@ -78,7 +85,7 @@ std::string obstacle(std::uintptr_t begin, std::uintptr_t end) {
         covered = area.end;
         return why.empty();
     });
-    if (!known) return "/proc/self/maps cannot be read";
+    if (!known) return std::string("/proc/self/maps cannot be read: ") + std::strerror(errno);
     if (why.empty() && covered < end) why = "it is not all mapped";
     return why;
 }
