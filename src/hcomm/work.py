@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from hcomm import _native
 from hcomm.diagnose.report import Call
@@ -24,6 +24,17 @@ class Owner(Protocol):
 def _check_seconds(timeout: object) -> None:
     if isinstance(timeout, (str, bytes)) or not hasattr(timeout, "__float__") or not float(timeout) >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+
+
+class _Over:
+    """Stands where an operation of the core would be, of one that was over at once."""
+
+    done = True
+    status = _native.OK
+
+    def wait(self, seconds: float) -> int:
+        """Return at once."""
+        return self.status
 
 
 class Work:
@@ -67,6 +78,7 @@ class Work:
     def finished(cls, what: str) -> Work:
         """One of an operation that was complete at once and has no result."""
         work = cls.__new__(cls)
+        work._op = cast(_native.Op, _Over())
         work._call = Call(what, "", 0.0)
         work._complete = work._kept = work._result = work._error = None
         return work
