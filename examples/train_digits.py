@@ -32,7 +32,7 @@ from hcomm.torch import ShardedSampler, scale_lr, warmup_factor
 WEIGHT_TOLERANCE = 1e-9
 CHECKED_STEPS = 50
 MIN_STEPS = 240
-COMPARED_STEPS = 100
+COMPARED_STEPS = 50
 
 
 @dataclass(frozen=True)
