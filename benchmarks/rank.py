@@ -80,6 +80,13 @@ def _overlap(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[
     return found
 
 
+def _training(folder: Path, meeting: Meeting, arguments: dict[str, Any]) -> dict[str, Any]:
+    from benchmarks.trained import run
+
+    meeting.barrier(patient=True)
+    return run(arguments["model"], arguments["count"], folder, meeting)
+
+
 TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "all_reduce": _all_reduce,
     "growth": _growth,
@@ -88,6 +95,7 @@ TASKS: dict[str, Callable[[Path, Meeting, dict[str, Any]], dict[str, Any]]] = {
     "accuracy": _accuracy,
     "steps": _steps,
     "overlap": _overlap,
+    "training": _training,
 }
 
 

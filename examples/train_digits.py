@@ -4,7 +4,8 @@
 
 Every rank draws its share of each global batch from one shuffle that all ranks have in common (ShardedSampler), so N
 processes see exactly the batches that one process would see. The program checks that claim at its end: in float64 the
-first 50 steps must leave the same weights as one process. It exits with 1 when that or the accuracy fails.
+first 50 steps must leave the same weights as one process. It exits with 1 when that or the accuracy fails. It also
+averages the gradients of some steps over gloo, for comparison.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits
@@ -30,6 +32,7 @@ from hcomm.torch import ShardedSampler, scale_lr, warmup_factor
 WEIGHT_TOLERANCE = 1e-9
 CHECKED_STEPS = 50
 MIN_STEPS = 240
+COMPARED_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,50 @@ def weight_difference(plan: Plan) -> float:
     return float(hcomm.all_reduce(difference, op="max"))
 
 
+def beside_gloo(plan: Plan, data: Data) -> dict[str, float]:
+    """Median seconds, on the slowest rank, in which hcomm and gloo average the gradients of a step; they take turns.
+
+    Empty where it is not measured: on one rank, and on several hosts, where gloo would have to be told its interface.
+    """
+    if hcomm.world_size() == 1 or hcomm.local_size() < hcomm.world_size():
+        return {}
+    first = hcomm.rank() == 0
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if first else None
+    port = int(hcomm.broadcast(torch.tensor([store.port if store else 0]), src=0))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo",
+        store=store or dist.TCPStore("127.0.0.1", port),
+        rank=hcomm.rank(),
+        world_size=hcomm.world_size(),
+    )
+
+    def over_gloo(gradients: torch.Tensor) -> None:
+        dist.all_reduce(gradients)
+        gradients.div_(hcomm.world_size())
+
+    ways = {"hcomm": lambda gradients: hcomm.all_reduce(gradients, op="avg"), "gloo": over_gloo}
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+
+    def timed(name: str) -> Callable[[torch.Tensor], None]:
+        def average(gradients: torch.Tensor) -> None:
+            hcomm.barrier()  # so that nobody's time contains another's backward
+            start = time.perf_counter()
+            ways[name](gradients)
+            spent[name].append(time.perf_counter() - start)
+
+        return average
+
+    replica, averages = Replica(plan.seed, torch.float32), [timed(name) for name in ways]
+    for step, mine in zip(
+        range(2 * COMPARED_STEPS), plan.batches(len(data.labels), alone=False), strict=False
+    ):
+        replica.step(data.images[mine], data.labels[mine], plan.rate(0), averages[step % 2], Times())
+    dist.destroy_process_group()
+    slowest = {name: hcomm.all_reduce(torch.tensor(times), op="max") for name, times in spent.items()}
+    return {name: float(times.median()) for name, times in slowest.items()}
+
+
 def cores_of_this_process() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
@@ -268,7 +315,15 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         alone = {n: seconds_alone(plan, data, n) for n in sorted({threads, cores_of_this_process()})}
     hcomm.barrier()
     difference = weight_difference(plan)
-    return report(console, options, plan, accuracy(replica.model, data), times, alone, difference)
+    compared = beside_gloo(plan, data)
+    good = report(console, options, plan, accuracy(replica.model, data), times, alone, difference)
+    if compared:
+        ours, theirs = compared["hcomm"], compared["gloo"]
+        console.print(
+            f"beside gloo          gradients of a step ({replica.gradients.nbytes / 1e6:.2f} MB) averaged in "
+            f"{ours * 1e3:.2f} ms, over gloo in {theirs * 1e3:.2f} ms: {theirs / ours:.1f} times as long"
+        )
+    return good
 
 
 def report(

@@ -191,3 +191,55 @@ def test_a_race_can_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selection.main(["--ranks", "2", "--transports", "tcp", "--strict"]) == 3
     with pytest.raises(SystemExit):
         selection.main(["--transports", "pigeon"])
+
+
+# Training steps
+
+
+def test_training_steps_are_timed_beside_gloo(tmp_path: Path) -> None:
+    file = tmp_path / "training.json"
+    options = ("--models", "cnn", "--rounds", "1", "--steps", "2")
+    done = run(*options, "--json", str(file), module="benchmarks.training")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["problems"] == []
+    (row,) = found["rows"]
+    assert (row["model"], row["gradient_bytes"]) == ("cnn", 4 * 1_276_074)
+    seconds = row["seconds"]
+    assert min(seconds.values()) > 0
+    assert row["ratios"]["bucket"] == pytest.approx(seconds["bucket"] / seconds["alone"])
+    assert row["ratios"]["exchange hcomm"] == pytest.approx(1 - seconds["silent"] / seconds["ddp hcomm"])
+    for words in ("Data-parallel step: 2 ranks", "FSDP2", "torch 2", "of 4 are met"):
+        assert words in done.stdout
+
+
+def test_a_comparison_of_training_steps_can_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    training = importlib.import_module("benchmarks.training")
+    kinds = (
+        "alone",
+        "silent",
+        "ddp gloo",
+        "ddp hcomm",
+        "bucket",
+        "fsdp gloo",
+        "fsdp hcomm",
+        "fsdp shared",
+    )
+    times = dict(zip(kinds, (1.0, 1.0, 2.0, 1.1, 1.1, 2.0, 1.3, 1.2), strict=True))
+    launch = {"seconds": times, "gradient_bytes": 4}
+    won = training.summed_up("mlp", [launch])
+    assert won.ratios["exchange gloo"] == 0.5
+    assert all(won.met.values())
+    slow = {"ddp hcomm": 1.2, "bucket": 1.2, "fsdp hcomm": 1.5, "fsdp shared": 1.5}
+    lost = training.summed_up("mlp", [{"seconds": times | slow, "gradient_bytes": 4}])
+    assert not any(lost.met.values())
+    arguments = ["--models", "mlp"]
+    for rows, code in (([won], 0), ([won, lost], 3)):
+        monkeypatch.setattr(training, "measure", lambda *_, rows=rows: (rows, 0.0, []))
+        assert training.main([*arguments, "--strict"]) == code
+        assert training.main(arguments) == 0
+    monkeypatch.setattr(training, "measure", lambda *_: ([], 0.0, ["mlp: the weights differ"]))
+    assert training.main(arguments) == 1
+    with pytest.raises(SystemExit):
+        training.main(["--models", "pigeon"])

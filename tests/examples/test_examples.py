@@ -94,6 +94,11 @@ def test_training_leaves_the_weights_of_one_process(ranks: int, transport: str) 
     assert text.count("test accuracy") == 1, "only rank 0 prints"
     assert "speed-up" in text
     assert "communication" in text
+    compared = re.search(
+        r"beside gloo .*\(0\.61 MB\) averaged in ([\d.]+) ms, over gloo in ([\d.]+) ms", text
+    )
+    assert compared, text
+    assert min(float(compared[1]), float(compared[2])) > 0
 
 
 def test_training_learns() -> None:

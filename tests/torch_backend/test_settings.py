@@ -47,6 +47,8 @@ def test_options_are_checked() -> None:
     assert checked(None) == hcomm.torch.Options()
     with pytest.raises(TypeError, match=r"hcomm\.torch\.Options"):
         checked({"transport": "tcp"})
+    with pytest.raises(TypeError, match="priority"):
+        checked(hcomm.torch.Options(priority="high"))  # type: ignore[arg-type]
     with pytest.raises(hcomm.HcommError, match=r"Options\(transport\)"):
         settings_for(hcomm.torch.Options(transport="rdma"), TORCHS)
     with pytest.raises(hcomm.HcommError, match=r"Options\(timeout\)"):

@@ -16,6 +16,7 @@ from torch.profiler import record_function
 from hcomm import ending
 from hcomm.communicator import Communicator
 from hcomm.errors import HcommError, UnsupportedBuffer
+from hcomm.torch.allocate import Pool
 from hcomm.torch.errors import translated
 from hcomm.torch.joining import Membership, warn
 from hcomm.torch.options import Options
@@ -130,6 +131,7 @@ class GroupCore(_Base):  # type: ignore[misc]
         self._collectives = Completer(f"hcomm-{name}", ordered=True)
         self._messages = Completer(f"hcomm-{name}-messages", ordered=False)
         self._left = False
+        self._pool = Pool(self._comm)
         self._group_name, self._group_description = name, ""
 
     @property
@@ -181,6 +183,27 @@ class GroupCore(_Base):  # type: ignore[misc]
         """False: each operation of a batch is started on its own, which costs nothing extra on CPUs."""
         return False
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether `allocate_tensor` gives memory that all ranks of the group reach: they are on one host."""
+        return device.type == "cpu" and self._comm.backend_name == "shm"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A vector in memory that the ranks of a host share, so that collectives on it copy nothing; reused once
+        nobody holds it. For FSDP2's `set_allocate_memory_from_process_group_for_comm(True)`.
+
+        Args:
+            size: elements.
+            dtype: one of hcomm's types.
+            device: the CPU.
+
+        Raises:
+            UnsupportedBuffer: another type or device.
+            OSError: the system gives no such memory.
+        """
+        if device.type != "cpu":
+            raise UnsupportedBuffer(f"hcomm moves CPU tensors and allocates none on {device}")
+        return self._pool.take(size, dtype)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """The time that operations from now on may take when they are not given their own."""
         self._comm._timeout = self._comm._seconds(timeout.total_seconds())
@@ -230,6 +253,7 @@ class GroupCore(_Base):  # type: ignore[misc]
 
     def _leave(self, *, exiting: bool) -> None:
         self._left = True
+        self._pool.clear()
         self._membership.leave(exiting=exiting)
         for completer in (self._collectives, self._messages):
             completer.stop(_PATIENCE)

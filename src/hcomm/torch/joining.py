@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from hcomm import _native, config, world
+from hcomm import _native, config, memory, world
 from hcomm.bootstrap import HANDED, HandedStore, Launch, Meeting, World, start
 from hcomm.communicator import Communicator, agreed_settings
 from hcomm.config import Settings
@@ -40,6 +40,7 @@ class Membership:
         else:
             self.communicator.close()
         if self.engine is not None:
+            memory.release_all(self.engine)
             self.engine.close()
         if self.job is not None:
             with contextlib.suppress(Exception) if exiting else contextlib.nullcontext():
@@ -74,9 +75,9 @@ def join(store: Any, rank: int, size: int, settings: Settings, options: Options,
         store=handed,
     )
     try:
-        engine = _native.Engine()
+        engine = _native.Engine(settings.size("MAX_CONCURRENT"))
         wiring = job.wire_world(agreed_settings(settings, options.algorithm))
-        communicator = Communicator(engine, job, wiring, settings, name, options.algorithm)
+        communicator = Communicator(engine, job, wiring, settings, name, options.algorithm, options.priority)
     except BaseException:
         job.close()
         raise
@@ -109,6 +110,7 @@ def split(
         timeout=limit,
         buffer_size=settings.size("BUFFER_SIZE"),
         name=name,
+        priority=options.priority,
     )
     group._timeout = settings.seconds("TIMEOUT")
     return Membership(group)

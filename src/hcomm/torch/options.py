@@ -22,12 +22,15 @@ class Options:
             may be written like them (`ring:8KB-max`, `^star`).
         timeout: seconds (or a timedelta) that one operation may take; wins over the `timeout=` of torch's functions.
         buffer_size: bytes (or `8MB`) of shared memory per rank; wins over HCOMM_BUFFER_SIZE.
+        priority: asynchronous operations of groups with a higher one advance first, among a default group and the
+            groups that are joined through it; may differ between ranks.
     """
 
     transport: str | None = None
     algorithm: str | Mapping[str, str] | None = None
     timeout: float | timedelta | None = None
     buffer_size: int | str | None = None
+    priority: int = 0
 
 
 def checked(options: object) -> Options:
@@ -38,6 +41,8 @@ def checked(options: object) -> Options:
         raise TypeError(
             f"pg_options of the hcomm backend must be hcomm.torch.Options(...), not a {type(options).__qualname__}"
         )
+    if isinstance(options.priority, bool) or not isinstance(options.priority, int):
+        raise TypeError(f"priority of Options must be an integer, not {options.priority!r}")
     return options
 
 
