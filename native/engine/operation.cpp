@@ -373,12 +373,15 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
     const std::uint64_t piece = kRemotePiece / item_;
     std::vector<std::byte> buffer((from.size() + 1) * kRemotePiece);
     const auto check = [&](bool ok, const Peer& peer) {
-        if (!ok)
-            comm_.raise({Status::System,
-                         header_.seq,
-                         {peer.rank},
-                         "the memory of rank " + std::to_string(peer.rank) +
-                             " cannot be reached (process_vm_readv/writev): " + std::strerror(errno)});
+        if (ok) return;
+        const std::string who = "rank " + std::to_string(peer.rank);
+        if (errno == ESRCH)
+            comm_.raise({Status::PeerLost, header_.seq, {peer.rank}, who + " died: its process is gone"});
+        comm_.raise({Status::System,
+                     header_.seq,
+                     {peer.rank},
+                     "the memory of " + who +
+                         " cannot be reached (process_vm_readv/writev): " + std::strerror(errno)});
     };
     const unsigned divisor =
         step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
