@@ -253,9 +253,12 @@ def test_compressed_gradients_between_hosts(tmp_path: Path) -> None:
         group, found = hcomm.default_communicator(), {}
         parts = [np.random.default_rng(k).normal(size=1 << 18).astype(np.float32) for k in range(4)]
         exact = np.mean(parts, axis=0)
-        for scheme in (None, "uint8", "fp16"):
+        for scheme in (None, "uint8", "fp16", "ring"):
             x, before = parts[hcomm.rank()].copy(), group.statistics().network
-            hcomm.compression.all_reduce(x, scheme)
+            if scheme == "ring":
+                hcomm.all_reduce(x, "avg", algorithm="ring")
+            else:
+                hcomm.compression.all_reduce(x, scheme)
             hcomm.barrier()
             sent = float(hcomm.all_reduce(np.array([group.statistics().network - before * 1.0]))[0])
             found[str(scheme)] = [sent, float(abs(x - exact).max()), x.tobytes().hex()[:1000]]
@@ -271,9 +274,9 @@ def test_compressed_gradients_between_hosts(tmp_path: Path) -> None:
         assert found["None"][1] < 1e-6
         assert found["fp16"][1] < 3e-3
         assert 1e-4 < found["uint8"][1] < 0.04  # chunks range over about 7, their average over about 4
-        assert (
-            found["uint8"][0] < 0.31 * found["None"][0]
-        )  # the all_to_all crosses between hosts once more than a ring
+        # A quarter of the same exchange among four ranks; uncompressed, it is only made between hosts.
+        assert found["uint8"][0] < 0.31 * found["ring"][0]
+        assert found["uint8"][0] < 0.46 * found["None"][0]
         assert found["self"] is None
 
 
