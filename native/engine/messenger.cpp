@@ -275,7 +275,12 @@ void Messenger::end_of_body(Lane& lane) {
         finish(*lane.target, lane.target->text.empty() ? Status::Ok : Status::MessageMismatch);
         lane.target.reset();
     } else {
-        lane.arrived.push_back({lane.header, std::move(lane.body), nullptr});
+        Arrived arrived{lane.header, std::move(lane.body), nullptr};
+        // Somebody may have asked for it since it began to arrive.
+        if (auto receiver = take_posted(lane.peer->rank, lane.header.tag))
+            deliver(lane, arrived, *receiver);
+        else
+            lane.arrived.push_back(std::move(arrived));
     }
     lane.body = {};
 }

@@ -132,3 +132,32 @@ TEST(progress_without_waiting) {
         close_world(world);
     }
 }
+
+/// A message that nobody had asked for when it began to arrive, and somebody has before all of it is there.
+TEST(a_receive_posted_in_the_middle_of_its_message_gets_it) {
+    for (const Setup& setup : kSetups) {
+        auto world = make_world(setup.hosts, setup.cma);
+        std::atomic<int> wrong{0};
+        on_every_rank(world, [&](Comm& comm, int rank) {
+            // Copied at once by the sender, and longer than the ring, so that it arrives in pieces.
+            constexpr std::size_t kBytes = 60'000;
+            for (int turn = 0; turn < 300; ++turn) {
+                std::vector<std::shared_ptr<Message>> work;
+                auto out = pattern(kBytes, rank + turn);
+                std::vector<std::uint8_t> in(kBytes), other(8);
+                const int next = (rank + 1) % 3, prev = (rank + 2) % 3;
+                work.push_back(comm.send(next, 1, out.data(), kBytes, kByte, 30, ""));
+                // Makes this rank read what there is: the head of the large one, in all likelihood.
+                work.push_back(comm.receive(prev, 2, other.data(), other.size(), kByte, 30, ""));
+                work.push_back(comm.receive(prev, 1, in.data(), kBytes, kByte, 10, ""));
+                work.push_back(comm.send(next, 2, out.data(), other.size(), kByte, 30, ""));
+                for (auto& w : work)
+                    if (comm.wait(*w, -1, {}) != Status::Ok) ++wrong;
+                if (in != pattern(kBytes, prev + turn)) ++wrong;
+                if (wrong != 0) return;
+            }
+        });
+        CHECK_EQ(wrong.load(), 0);
+        close_world(world);
+    }
+}
