@@ -41,7 +41,7 @@ def dgx() -> dict[str, Any]:
 
 
 def test_two_groups_of_four() -> None:
-    """The issue's example: direct inside each group, ring between the groups."""
+    """Two groups of four: direct inside each group, ring between the groups."""
     topology = parse_json(json.dumps(dgx()), "dgx.json")
     assert topology.fast_groups() == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert topology.link("dgx/gpu0", "dgx/gpu3").bandwidth == 300e9
