@@ -139,8 +139,7 @@ std::optional<Shortcuts::Hit> Shortcuts::find(PyObject* tensor, PyObject* op) no
     const auto seen = look(tensor);
     const std::uint32_t name = name_code(op);
     if (!seen || name == 0) return {};
-    const auto place =
-        plans_.find({seen->count, static_cast<std::uint32_t>(seen->code << 8 | seen->bits), name});
+    const auto place = plans_.find(key(*seen, name));
     if (place == plans_.end()) return {};
     return Hit{&place->second, seen->data, seen->count * (seen->bits / 8U)};
 }
@@ -151,7 +150,7 @@ void Shortcuts::remember(PyObject* tensor, PyObject* op, std::shared_ptr<const P
     const std::uint32_t name = name_code(op);
     if (!seen || name == 0) return;
     if (plans_.size() >= kCapacity) plans_.clear();
-    plans_[{seen->count, static_cast<std::uint32_t>(seen->code << 8 | seen->bits), name}] = std::move(plan);
+    plans_[key(*seen, name)] = std::move(plan);
 }
 
 }  // namespace hcomm

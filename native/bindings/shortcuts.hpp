@@ -70,6 +70,9 @@ class Shortcuts {
         std::uint8_t code, bits;  ///< of DLPack
     };
     std::optional<Look> look(PyObject* tensor) const noexcept;
+    static Key key(const Look& seen, std::uint32_t op) noexcept {
+        return {seen.count, static_cast<std::uint32_t>(seen.code << 8 | seen.bits), op};
+    }
     Read reader(PyTypeObject* type) const noexcept;
 
     /// More shapes than this are rare; they are looked up in Python again.

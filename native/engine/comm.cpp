@@ -135,17 +135,23 @@ std::shared_ptr<Task> Comm::start(std::shared_ptr<const Plan> plan, void* in, vo
     return operation;
 }
 
-std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
-                                    double timeout, std::string where) {
+std::shared_ptr<Message> Comm::make_message(bool is_send, int peer, int tag, void* data, std::uint64_t bytes,
+                                            std::uint8_t dtype, double timeout, std::string where) const {
     auto message = std::make_shared<Message>();
-    message->is_send = true;
-    message->peer = dst;
+    message->is_send = is_send;
+    message->peer = peer;
     message->tag = tag;
     message->data = static_cast<std::byte*>(data);
     message->bytes = bytes;
     message->dtype = dtype;
     message->deadline = deadline(timeout);
     message->where = std::move(where);
+    return message;
+}
+
+std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
+                                    double timeout, std::string where) {
+    auto message = make_message(true, dst, tag, data, bytes, dtype, timeout, std::move(where));
     const std::lock_guard lock(mutex_);
     if (failed_ || closed_) {
         message->finish(Status::Aborted);
@@ -162,14 +168,7 @@ std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t 
 
 std::shared_ptr<Message> Comm::post_receive(int src, int tag, void* data, std::uint64_t bytes,
                                             std::uint8_t dtype, double timeout, std::string where) {
-    auto message = std::make_shared<Message>();
-    message->peer = src;
-    message->tag = tag;
-    message->data = static_cast<std::byte*>(data);
-    message->bytes = bytes;
-    message->dtype = dtype;
-    message->deadline = deadline(timeout);
-    message->where = std::move(where);
+    auto message = make_message(false, src, tag, data, bytes, dtype, timeout, std::move(where));
     const std::lock_guard lock(mutex_);
     if (failed_ || closed_) {
         message->finish(Status::Aborted);

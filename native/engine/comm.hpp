@@ -127,6 +127,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
     class Nap;  // how a driver sleeps
 
+    std::shared_ptr<Message> make_message(bool is_send, int peer, int tag, void* data, std::uint64_t bytes,
+                                          std::uint8_t dtype, double timeout, std::string where) const;
     std::shared_ptr<Message> post_receive(int src, int tag, void* data, std::uint64_t bytes,
                                           std::uint8_t dtype, double timeout, std::string where);
     Status drive(Task& task, Clock::time_point limit, const Interrupt& interrupt);

@@ -90,10 +90,10 @@ std::string obstacle(std::uintptr_t begin, std::uintptr_t end) {
     return why;
 }
 
-/// Whether the page at an address is a file's, or shared (bit 61 of its entry, which needs no privilege).
-bool is_file_page(std::uintptr_t address) noexcept {
+/// Whether the page at an address is a file's, or shared (bit 61 of its entry, which needs no privilege), by
+/// the process's page map.
+bool is_file_page(const Fd& pages, std::uintptr_t address) noexcept {
     constexpr std::uint64_t kPresent = std::uint64_t{1} << 63, kFile = std::uint64_t{1} << 61;
-    const Fd pages(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
     static_cast<void>(*reinterpret_cast<const volatile char*>(address));  // so that it is present
     std::uint64_t entry = 0;
     const auto at = static_cast<off_t>(address / page_bytes() * sizeof entry);
@@ -177,9 +177,9 @@ bool Segment::holds(std::uintptr_t address, std::size_t bytes, bool writable) co
     const std::uintptr_t last = std::min(address + bytes, inner_end_) / kWord * kWord;
     // The ragged ends are copied at each use, whoever they belong to.
     if (!adopted_ || first + kWord > last) return true;
-    for (const std::uintptr_t word : {first, last - kWord})
-        if (!(writable ? shows_through(word) : is_file_page(word))) return false;
-    return true;
+    if (writable) return shows_through(first) && shows_through(last - kWord);
+    const Fd pages(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+    return is_file_page(pages, first) && is_file_page(pages, last - kWord);
 }
 
 /// Whether a word that is written through the mapping of the file is seen at its own address.

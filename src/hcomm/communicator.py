@@ -145,7 +145,7 @@ class Communicator(Exchanges, PointToPoint, Costed):
 
     def zeros(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """The same, filled with zeros."""
-        return memory.empty(self, self._engine, shape, dtype)
+        return self.empty(shape, dtype)  # new files in memory are zero
 
     def register(self, tensor: Any) -> Any:
         """Share the memory of `tensor` in place; see `hcomm.register`."""

@@ -152,10 +152,7 @@ class Work:
         return self._complete is None or self._op.done
 
     def _linger(self, seconds: float) -> bool:
-        """Wait `seconds` (negative: until its own deadline) and leave the outcome to others; whether it is over.
-
-        Messages that were copied at once are over and have no operation in the core.
-        """
+        """Wait `seconds` (negative: until its own deadline) and leave the outcome to others; whether it is over."""
         return self._complete is None or self._op.wait(seconds) != _RUNNING
 
     def _conclude(self, seconds: float) -> bool:

@@ -139,6 +139,15 @@ def window_need(program: Program) -> tuple[int, int]:
     return 0, program.window_slots
 
 
+def wished(world: Setting, request: Request, asked: str | None) -> tuple[override.Override, str, str]:
+    """What the call asks for, or else the setting: understood, as it was written, and who says so."""
+    if asked:
+        return override.parse(request.operation, asked, "algorithm"), asked, "the call"
+    name = option_name(request.operation)
+    text = world.options.get(name, "")
+    return override.parse(request.operation, text, "HCOMM_" + name), text, f"the setting {name}"
+
+
 def select(world: Setting, request: Request, asked: str | None = None) -> Selection:
     """The algorithm, its options and the reason.
 
@@ -146,11 +155,7 @@ def select(world: Setting, request: Request, asked: str | None = None) -> Select
         UnknownAlgorithm: the one asked for (by `asked` or a setting) is not registered, or cannot run here.
         ConfigError: what was asked for is not understood.
     """
-    text, source, argument = asked or "", "the call", "algorithm"
-    if not text and (text := world.options.get(option_name(request.operation), "")):
-        argument = "HCOMM_" + option_name(request.operation)
-        source = f"the setting {option_name(request.operation)}"
-    wish = override.parse(request.operation, text, argument)
+    wish, text, source = wished(world, request, asked)
     if rule := wish.rule(request.nbytes):
         options = settled(rule.entry, rule.options, world, request)
         if problem := obstacle(rule.entry, world, request, options):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from . import override
 from .program import OWN, Kind, Program, Space
 from .registry import Algorithm, Options, algorithms
-from .select import Request, Setting, fallback, obstacle, option_name
+from .select import Request, Setting, fallback, obstacle, wished
 
 #: From here on a second meeting costs less than copying through windows (bytes).
 SHARED_BYTES = 32 << 10
@@ -18,9 +17,7 @@ def candidate(world: Setting, request: Request, asked: str | None) -> Algorithm 
     """What runs in an operation whose tensors all lie in shared memory; None if the usual choice does there too."""
     if not 1 < world.size <= MOST_RANKS or not world.shared or request.nbytes < SHARED_BYTES:
         return None
-    wish = override.parse(
-        request.operation, asked or world.options.get(option_name(request.operation), ""), "algorithm"
-    )
+    wish = wished(world, request, asked)[0]
     if wish.rule(request.nbytes) or _NAME in wish.excluded:
         return None
     entry = next((a for a in algorithms(request.operation) if a.name == _NAME), None)

@@ -92,6 +92,13 @@ def listed(tensors: Any) -> Tensors:
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
+def rooted(opts: Any, root: int | None) -> tuple[int, Any]:
+    """The root of a call and its options: torch passes the root by name, in the options, or in their place."""
+    if isinstance(opts, int):
+        return opts, None
+    return root if root is not None else getattr(opts, "rootRank", 0), opts
+
+
 def single(tensors: Any, what: str) -> torch.Tensor:
     """The only tensor of a list (or the tensor itself). Raises ValueError."""
     if isinstance(tensors, torch.Tensor):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hcomm.torch.core import Tensors, flat, listed, movable, operation, single
+from hcomm.torch.core import Tensors, flat, listed, movable, operation, rooted, single
 from hcomm.torch.core import time_limit as limit_of
 from hcomm.torch.reductions import Reductions, _overlap
 from hcomm.torch.work import Done, Work
@@ -22,10 +22,8 @@ class Movements(Reductions):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Done | Work:
         """Copy the root's tensor into everybody's."""
-        if isinstance(opts, int):
-            root, opts = opts, None
+        source, opts = rooted(opts, root)
         tensors = listed(tensors)
-        source = root if root is not None else getattr(opts, "rootRank", 0)
         tensor = movable(single(tensors, "broadcast"))
         return self._go(self._comm.broadcast, (tensor, source), tensors, opts, timeout)
 
@@ -113,9 +111,7 @@ class Movements(Reductions):
         root: int | None = None,
     ) -> Done | Work:
         """Collect everybody's tensor in a list on the root."""
-        if isinstance(opts, int):
-            root, opts = opts, None
-        target = root if root is not None else getattr(opts, "rootRank", 0)
+        target, opts = rooted(opts, root)
         tensor = movable(single(inputs, "gather"))
         if outputs and not isinstance(outputs[0], torch.Tensor):
             outputs = single(outputs, "gather")
@@ -137,9 +133,7 @@ class Movements(Reductions):
         root: int | None = None,
     ) -> Done | Work:
         """Give each rank its tensor of the root's list."""
-        if isinstance(opts, int):
-            root, opts = opts, None
-        source = root if root is not None else getattr(opts, "rootRank", 0)
+        source, opts = rooted(opts, root)
         outputs = listed(outputs)
         output = movable(single(outputs, "scatter"))
         parts: Tensors | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from hcomm.torch.core import GroupCore, Tensors, flat, listed, operation, single
+from hcomm.torch.core import GroupCore, Tensors, flat, listed, operation, rooted, single
 from hcomm.torch.core import time_limit as limit_of
 from hcomm.torch.operators import NAMES, factor_of, name_of, scaled
 from hcomm.torch.work import Done, Work
@@ -102,12 +102,10 @@ class Reductions(GroupCore):
         root: int | None = None,
     ) -> Done | Work:
         """Reduce a tensor over all ranks into that of the root; the others keep theirs."""
-        if isinstance(opts, int):
-            root, opts = opts, None
+        target, opts = rooted(opts, root)
         tensors = listed(tensors)
         tensor = single(tensors, "reduce")
         word, given = _asked(opts, op)
-        target = root if root is not None else getattr(opts, "rootRank", 0)
         if word != "premul_sum":
             return self._go(self._comm.reduce, (tensor, target, word), tensors, opts, timeout)
         part = scaled(tensor, factor_of(given))
