@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.job import clean_env
+from support.command import run_command
 
 import hcomm
 from hcomm.bench.definitions import DEFINITIONS
@@ -41,17 +41,7 @@ Hcomm.call = call
 def run(
     *arguments: str, prefix: tuple[str, ...] = (), code: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*prefix, *BENCH, *arguments],
-        env=clean_env(environment),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    return run_command(*prefix, *BENCH, *arguments, code=code, timeout=SECONDS, **environment)
 
 
 def rows_of(text: str) -> list[list[str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+from support.command import TORCHRUN
 from support.job import clean_env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,15 +19,7 @@ def test_the_snippets_of_both_pages(tmp_path: Path) -> None:
         snippets += re.findall(r"```python\n(.*?)```", text, re.S)
     script = tmp_path / "pages.py"
     script.write_text("\n".join(snippets), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-    ]
+    command = [*TORCHRUN, "2", str(script)]
     done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ms a step" in done.stdout

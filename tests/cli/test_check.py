@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import TORCHRUN, run_command
 from support.job import clean_env
 
 import hcomm
@@ -26,19 +27,7 @@ NOT_DUMPABLE = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
 def run(
     *arguments: str, prefix: tuple[str, ...] = (), check: int | None = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*prefix, *CHECK, *arguments],
-        env=clean_env(environment),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert check is None or done.returncode == check, (
-        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    )
-    return done
+    return run_command(*prefix, *CHECK, *arguments, code=check, timeout=SECONDS, **environment)
 
 
 def document(*arguments: str, **options: Any) -> dict[str, Any]:
@@ -151,7 +140,7 @@ def test_the_command_group_has_it_too() -> None:
 
 
 def test_processes_of_a_launcher_measure_together(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    torchrun = [*TORCHRUN, "3"]
     done = subprocess.run(
         [*torchrun, "-m", "hcomm.cli.check", "--json"],
         env=clean_env(),

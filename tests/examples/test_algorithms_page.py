@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.command import TORCHRUN
 from support.job import clean_env
 
 from hcomm.planning import registry
@@ -16,7 +16,6 @@ from hcomm.planning.registry import algorithms
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def run(ranks: int, script: Path, *, code: int = 0, **env: str) -> str:

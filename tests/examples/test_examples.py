@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.job import clean_env
+from support.command import TORCHRUN, run_command
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 SECONDS = 110
 
 
 def run(*command: str, code: int = 0, **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        env=clean_env(environment),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return run_command(*command, code=code, timeout=SECONDS, **environment).stdout
 
 
 def mpiexec(flavour: str) -> list[str]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.job import clean_env
+from support.command import TORCHRUN, run_command
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 SECONDS = 110
 #: A link that is slow enough for messages to take time, and no processor.
 SLOW_LINK = (
@@ -21,17 +19,7 @@ SLOW_LINK = (
 
 
 def run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        env=clean_env(environment),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return run_command(*command, timeout=SECONDS, **environment).stdout
 
 
 def test_a_pipeline_hides_its_messages(user_namespaces: None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 import time
 import warnings
@@ -13,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from support.command import TORCHRUN
 from support.inside import attempt, open_descriptors
 from support.job import Failure, Outcome, clean_env
 
@@ -177,8 +177,18 @@ def begins_again() -> Any:
         assert tensor.item() == 3.0, cycle
         dist.all_reduce(tensor, async_op=True).get_future().wait()
         dist.destroy_process_group()
-        counts.append((open_descriptors(), len(os.listdir("/proc/self/task"))))
-    return counts[4], counts[-1]
+        if cycle in (4, 24):
+            counts.append((open_descriptors(), _threads()))
+    return counts
+
+
+def _threads() -> int:
+    """Threads of this process; the least of some looks, since one that was joined may still be on its way out."""
+    looks = []
+    for _ in range(10):
+        looks.append(len(os.listdir("/proc/self/task")))
+        time.sleep(0.02)
+    return min(looks)
 
 
 def test_init_destroy_init(job: Callable[..., list[Any]]) -> None:
@@ -215,15 +225,7 @@ def test_torchrun_and_an_exit_without_goodbye(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text(textwrap.dedent(SCRIPT))
     begin = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-    ]
+    command = [*TORCHRUN, "2", str(script)]
     done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=60)
     assert done.stdout.count("ready") == 2, done.stderr
     assert "exitcode  : 3" in done.stderr
