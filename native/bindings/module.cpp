@@ -151,31 +151,61 @@ int call(const CommHandle& self, nb::handle tensor, nb::handle op, double timeou
         [&] { return self.comm->run(std::move(plan), hit->data, hit->data, timeout, check_signals); }));
 }
 
-/// Sends an ordinary tensor small enough to be copied at once; None for anything else.
-std::optional<OpHandle> send_tensor(const CommHandle& self, nb::handle tensor, int dst, int tag,
-                                    double timeout) {
+/// An ordinary tensor, a rank of the communicator and a tag, as plain numbers.
+struct Parcel {
+    void* data;
+    std::uint64_t bytes;
+    std::uint8_t dtype;
+    int peer, tag;
+};
+
+/// None for everything that has to be looked at more closely.
+std::optional<Parcel> parcel(const CommHandle& self, nb::handle tensor, nb::handle peer, nb::handle tag) {
+    if (!PyLong_CheckExact(peer.ptr()) || !PyLong_CheckExact(tag.ptr())) return {};
+    int overflow = 0;
+    const long rank = PyLong_AsLongAndOverflow(peer.ptr(), &overflow);
+    if (overflow || rank < 0 || rank >= self.comm->size()) return {};
+    const long number = PyLong_AsLongAndOverflow(tag.ptr(), &overflow);
+    if (overflow || number < 0 || number > std::numeric_limits<std::int32_t>::max()) return {};
     const auto seen = self.shortcuts->see(tensor.ptr());
-    if (!seen || dst < 0 || dst >= self.comm->size() || tag < 0) return {};
-    const std::uint64_t bytes = seen->count * size_of(seen->dtype);
-    if (bytes > Comm::kSmallMessage) return {};
-    auto message =
-        self.comm->send(dst, tag, seen->data, bytes, static_cast<std::uint8_t>(seen->dtype), timeout, {});
+    if (!seen) return {};
+    return Parcel{seen->data, seen->count * size_of(seen->dtype), static_cast<std::uint8_t>(seen->dtype),
+                  static_cast<int>(rank), static_cast<int>(number)};
+}
+
+/// Sends an ordinary tensor that is small enough to be copied at once. False if it is not, or that cannot be:
+/// then nothing has happened.
+bool send_tensor(const CommHandle& self, nb::handle tensor, nb::handle dst, nb::handle tag) {
+    const auto p = parcel(self, tensor, dst, tag);
+    return p && p->bytes <= Comm::kSmallMessage &&
+           self.comm->send_now(p->peer, p->tag, p->data, p->bytes, p->dtype);
+}
+
+/// Starts sending an ordinary tensor; none if it is not one.
+std::optional<OpHandle> start_send(const CommHandle& self, nb::handle tensor, nb::handle dst, nb::handle tag,
+                                   double timeout, std::string where) {
+    const auto p = parcel(self, tensor, dst, tag);
+    if (!p) return {};
+    const nb::gil_scoped_release release;
+    auto message = self.comm->send(p->peer, p->tag, p->data, p->bytes, p->dtype, timeout, std::move(where));
     return OpHandle{self.comm, message, message};
 }
 
-/// Receives into an ordinary tensor, blocking; None if it is not one.
-std::optional<OpHandle> receive_tensor(const CommHandle& self, nb::handle tensor, int src, int tag,
-                                       double timeout) {
-    const auto seen = self.shortcuts->see(tensor.ptr());
-    if (!seen || src < -1 || src >= self.comm->size() || tag < 0) return {};
+/// Receives into an ordinary tensor, blocking: True, or what failed. None if it is not an ordinary one.
+nb::object receive_tensor(const CommHandle& self, nb::handle tensor, nb::handle src, nb::handle tag,
+                          double timeout) {
+    const auto p = parcel(self, tensor, src, tag);
+    if (!p) return nb::none();
     std::shared_ptr<Message> message;
     {
         const nb::gil_scoped_release release;
-        message = self.comm->receive_now(src, tag, seen->data, seen->count * size_of(seen->dtype),
-                                         static_cast<std::uint8_t>(seen->dtype), timeout, check_signals);
+        message =
+            self.comm->receive_now(p->peer, p->tag, p->data, p->bytes, p->dtype, timeout, check_signals);
     }
-    finish_call(message->status.load());
-    return OpHandle{self.comm, message, message};
+    const Status status = message->status.load();
+    if (status == Status::Ok) return nb::bool_(true);
+    finish_call(status);
+    return nb::cast(OpHandle{self.comm, message, message});
 }
 
 OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in,
@@ -268,7 +298,9 @@ void define_failure(nb::module_& m) {
 void define_comm(nb::module_& m) {
     nb::class_<Plan>(m, "Plan");
     nb::class_<OpHandle>(m, "Op")
-        .def_prop_ro("done", [](const OpHandle& o) { return !o.task->pending(); })
+        .def_prop_ro(
+            "done",
+            [](const OpHandle& o) { return !o.task->pending() || (o.message && o.comm->look(*o.task)); })
         .def_prop_ro("status", [](const OpHandle& o) { return static_cast<int>(o.task->status.load()); })
         .def_prop_ro("source", [](const OpHandle& o) { return o.message ? o.message->source : -1; })
         .def_prop_ro("nbytes", [](const OpHandle& o) { return o.message ? o.message->bytes : 0; })
@@ -296,7 +328,8 @@ void define_comm(nb::module_& m) {
         .def(
             "know", [](const CommHandle& c, nb::handle tensor) { c.shortcuts->know(Py_TYPE(tensor.ptr())); },
             "tensor"_a)
-        .def("send_tensor", &send_tensor, "tensor"_a, "dst"_a, "tag"_a, "timeout"_a)
+        .def("send_tensor", &send_tensor, "tensor"_a, "dst"_a, "tag"_a)
+        .def("start_send", &start_send, "tensor"_a, "dst"_a, "tag"_a, "timeout"_a, "where"_a)
         .def("recv_tensor", &receive_tensor, "tensor"_a, "src"_a, "tag"_a, "timeout"_a)
         .def_rw("noted_bytes", &CommHandle::noted_bytes)
         .def("forget", [](const CommHandle& c) { c.shortcuts->clear(); })

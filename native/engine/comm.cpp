@@ -104,7 +104,7 @@ Operation* Comm::head() const noexcept {
 Status Comm::run(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
                  const Interrupt& interrupt) {
     const Clock::time_point due = deadline(timeout);
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock = enter();
     if (failed_ || closed_) return refuse();
     if (head() != nullptr) {  // something asked for earlier is not finished: wait behind it
         lock.unlock();
@@ -120,7 +120,7 @@ Status Comm::run(std::shared_ptr<const Plan> plan, void* in, void* out, double t
 
 std::shared_ptr<Task> Comm::start(std::shared_ptr<const Plan> plan, void* in, void* out, double timeout,
                                   std::string where) {
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     auto operation = std::make_shared<Operation>(*this, std::move(plan), static_cast<std::byte*>(in),
                                                  static_cast<std::byte*>(out), posted_ + 1);
     operation->deadline = deadline(timeout);
@@ -152,7 +152,7 @@ std::shared_ptr<Message> Comm::make_message(bool is_send, int peer, int tag, voi
 std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                     double timeout, std::string where) {
     auto message = make_message(true, dst, tag, data, bytes, dtype, timeout, std::move(where));
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     if (failed_ || closed_) {
         message->finish(Status::Aborted);
         return message;
@@ -162,14 +162,22 @@ std::shared_ptr<Message> Comm::send(int dst, int tag, void* data, std::uint64_t 
     } catch (const OperationFailed&) {
         fail_tasks();
     }
-    if (messenger_->active()) engine_->wake();
+    hand_over();
     return message;
+}
+
+bool Comm::send_now(int dst, int tag, const void* data, std::uint64_t bytes, std::uint8_t dtype) {
+    const auto lock = enter();
+    if (failed_ || closed_) return false;
+    const bool sent = messenger_->send_now(dst, tag, static_cast<const std::byte*>(data), bytes, dtype);
+    if (messenger_->unsent()) hand_over();
+    return sent;
 }
 
 std::shared_ptr<Message> Comm::post_receive(int src, int tag, void* data, std::uint64_t bytes,
                                             std::uint8_t dtype, double timeout, std::string where) {
     auto message = make_message(false, src, tag, data, bytes, dtype, timeout, std::move(where));
-    const std::lock_guard lock(mutex_);
+    const auto lock = enter();
     if (failed_ || closed_) {
         message->finish(Status::Aborted);
         return message;
@@ -186,7 +194,10 @@ std::shared_ptr<Message> Comm::post_receive(int src, int tag, void* data, std::u
 std::shared_ptr<Message> Comm::receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                        double timeout, std::string where) {
     auto message = post_receive(src, tag, data, bytes, dtype, timeout, std::move(where));
-    if (message->pending()) engine_->wake();
+    if (message->pending()) {
+        const auto lock = enter();
+        hand_over();
+    }
     return message;
 }
 

@@ -70,6 +70,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                 std::string where);
     std::shared_ptr<Message> send(int dst, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                   double timeout, std::string where);
+    /// Sends a small message that can be copied at once; false if it cannot.
+    bool send_now(int dst, int tag, const void* data, std::uint64_t bytes, std::uint8_t dtype);
     std::shared_ptr<Message> receive(int src, int tag, void* data, std::uint64_t bytes, std::uint8_t dtype,
                                      double timeout, std::string where);
     /// The same, and waits for it.
@@ -78,6 +80,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
     /// Waits at most `timeout` seconds (negative: as long as the task may take). Pending if it is not done by
     /// then.
     Status wait(Task& task, double timeout, const Interrupt& interrupt);
+
+    /// Whether it is done, after a look for what has come in.
+    bool look(const Task& task);
 
     std::optional<Failure> failure() const;
     /// Breaks the communicator; the first failure stays. `tell`: on all ranks.
@@ -168,6 +173,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
     void check_stale();
     std::string recent() const;
     void reserve_scratch(std::size_t bytes);
+    std::unique_lock<std::mutex> enter() noexcept;
+    void let_in(std::unique_lock<std::mutex>& lock) noexcept;
+    void hand_over();
     std::shared_ptr<Segment> shared_segment(const void* address, std::size_t bytes, bool writable);
     bool offer_segment(const Segment& segment);
     void on_share(Peer& peer, const ShareNote& note);
@@ -196,6 +204,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::uint64_t history_ = 0;  ///< signature of the operation last begun, which holds all before it
     std::vector<std::byte> scratch_;
     SharedCopier copier_;  ///< into this rank's window
+    /// Threads that want the lock for a moment; whoever moves large messages lets them in.
+    std::atomic<int> callers_{0};
     int drivers_ = 0;
     int sleepers_ = 0;  ///< drivers that are about to sleep: a full link must wake them when there is room
     bool timing_out_ = false;

@@ -80,8 +80,45 @@ class Comm::Nap {
     std::uint32_t seen_ = 0;
 };
 
+/// The lock, for a moment: a thread that moves much in pieces hands it over in between.
+std::unique_lock<std::mutex> Comm::enter() noexcept {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) return lock;
+    callers_.fetch_add(1, std::memory_order_relaxed);
+    lock.lock();
+    callers_.fetch_sub(1, std::memory_order_relaxed);
+    return lock;
+}
+
+/// A mutex is not fair: whoever unlocks and locks again would mostly have it before those that wait.
+void Comm::let_in(std::unique_lock<std::mutex>& lock) noexcept {
+    if (callers_.load(std::memory_order_relaxed) == 0) return;
+    lock.unlock();
+    for (int i = 0; i < 1000 && callers_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
+    lock.lock();
+}
+
+/// What is unfinished is left to whoever drives, or to the engine's thread. That is not woken for sends whose
+/// receivers have all they need: their answers are read by whoever asks for them, or in the thread's own
+/// time.
+void Comm::hand_over() {
+    if (drivers_ > 0) {
+        if (messenger_->busy()) wake_self();
+    } else if (head() == nullptr && messenger_->awaits_answers_only()) {
+        if (messenger_->active()) engine_->expect();
+    } else {
+        engine_->wake();
+    }
+}
+
+bool Comm::look(const Task& task) {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock && task.pending()) progress();
+    return !task.pending();
+}
+
 Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interrupt) {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock = enter();
     ++drivers_;
     const int spins = config_.crowded ? kSpinsCrowded : kSpins;
     for (int i = 0; i < spins; ++i) {
@@ -91,11 +128,12 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
             lock.unlock();
             lock.lock();
         }
+        let_in(lock);
         for (int k = 0; k < 4; ++k) cpu_relax();
     }
     // A small operation is complete by now, and looking at the clock is no small part of its cost.
     Clock::time_point now = task.pending() ? Clock::now() : Clock::time_point{};
-    const Clock::time_point sleepy = now + (config_.crowded ? kYieldCrowded : kYield);
+    Clock::time_point sleepy = now + (config_.crowded ? kYieldCrowded : kYield);
     bool interrupted = false;
     while (task.pending() && now < limit) {
         std::optional<Nap> nap;
@@ -104,7 +142,11 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
         if (!task.pending()) break;
         check_slow(now, lock);
         if (!task.pending()) break;
-        if (nap) {
+        if (messenger_->busy()) {  // there is no need to wait for anybody
+            sleepy = now + kYield;
+            nap.reset();
+            let_in(lock);
+        } else if (nap) {
             nap->sleep(lock, std::min(next_due(now), limit) - now);
             nap.reset();
             lock.unlock();
@@ -126,14 +168,14 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
         now = Clock::now();
     }
     --drivers_;
-    const bool more = head() != nullptr || messenger_->active();
+    hand_over();
     lock.unlock();
-    if (more) engine_->wake();
     return interrupted ? Status::Interrupted : task.status.load(std::memory_order_acquire);
 }
 
 /// When the next look is due even if nothing wakes this rank.
 Clock::time_point Comm::next_due(Clock::time_point now) const {
+    if (messenger_->busy()) return now;
     Clock::time_point due = now + (any_lost() ? milliseconds(20) : kSlice);
     if (current_) due = std::min(due, current_->deadline);
     for (const auto& operation : queue_) due = std::min(due, operation->deadline);
@@ -275,6 +317,7 @@ bool Comm::drive_from_engine(Clock::time_point& due) {
     const bool moved = head() != before || (before && before->position() != position);
     check_slow(now, lock);
     if (head() != nullptr || messenger_->active()) due = std::min(due, next_due(now));
+    let_in(lock);
     return moved;
 }
 

@@ -18,6 +18,8 @@ namespace {
 
 /// How long the thread tries, yielding, before it sleeps while there is work.
 constexpr auto kEager = std::chrono::microseconds(50);
+/// How often it looks after what is expected to come in without anybody ringing.
+constexpr int kTickMilliseconds = 50;
 
 }  // namespace
 
@@ -74,6 +76,10 @@ void Engine::wake() noexcept {
     if (!sleeping_.load(std::memory_order_seq_cst)) return;
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = ::write(wake_.get(), &one, sizeof one);
+}
+
+void Engine::expect() noexcept {
+    if (!expecting_.exchange(true, std::memory_order_seq_cst)) wake();
 }
 
 std::string Engine::activity(const Comm* except) {
@@ -170,7 +176,11 @@ void Engine::sleep(const std::vector<std::shared_ptr<Comm>>& comms) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
         timeout = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
     }
-    if (!stop_ && seen_.load() == version_.load()) ::poll(fds.data(), fds.size(), timeout);
+    const bool ticks = expecting_.load(std::memory_order_seq_cst) && armed.empty();
+    if (ticks) timeout = timeout < 0 ? kTickMilliseconds : std::min(timeout, kTickMilliseconds);
+    int events = 1;
+    if (!stop_ && seen_.load() == version_.load()) events = ::poll(fds.data(), fds.size(), timeout);
+    if (ticks && events == 0) expecting_.store(false, std::memory_order_seq_cst);
     sleeping_.store(false, std::memory_order_seq_cst);
     for (Comm* comm : armed) comm->disarm_poll();
     if (fds[0].revents) {

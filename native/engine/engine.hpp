@@ -34,6 +34,8 @@ class Engine {
     void remove(const Comm* comm);
     /// There is something to do.
     void wake() noexcept;
+    /// Something will come in for which nobody rings: have a look every now and then.
+    void expect() noexcept;
     /// What this rank is in, in another communicator than `except`; empty if in nothing.
     std::string activity(const Comm* except);
     /// Closes every communicator and ends the thread. Idempotent; in a forked child it does nothing.
@@ -57,6 +59,7 @@ class Engine {
     std::vector<std::shared_ptr<Comm>> comms_;
     std::atomic<std::uint64_t> version_{0}, seen_{0};  ///< of comms_: changed, and taken over by the thread
     std::atomic<bool> sleeping_{false}, stop_{false};
+    std::atomic<bool> expecting_{false};  ///< the thread has a look every now and then
     std::unique_ptr<std::thread> thread_;
 };
 

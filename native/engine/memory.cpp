@@ -285,4 +285,18 @@ void Memory::part_from_parent() noexcept {
     }
 }
 
+void Shown::show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length) {
+    reset();
+    segment = std::move(where);
+    begin = reinterpret_cast<std::uintptr_t>(address);
+    bytes = length;
+    ++segment->users;
+    segment->mirror(begin, bytes);
+}
+
+void Shown::reset() noexcept {
+    if (segment) --segment->users;
+    segment.reset();
+}
+
 }  // namespace hcomm

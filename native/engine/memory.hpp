@@ -107,6 +107,20 @@ class Memory {
     std::uint64_t last_id_ = 0;
 };
 
+/// Memory of a segment that an operation uses: meanwhile the segment stays what it is.
+struct Shown {
+    Shown() = default;
+    Shown(const Shown&) = delete;
+    Shown& operator=(const Shown&) = delete;
+    ~Shown() { reset(); }
+    void show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length);
+    void reset() noexcept;
+
+    std::shared_ptr<Segment> segment;
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+};
+
 /// How a place in a segment is told to a peer: the segment's number and the offset in one word.
 inline constexpr unsigned kOffsetBits = 40;
 inline constexpr std::uint64_t kMaxSegment = std::uint64_t{1} << (64 - kOffsetBits);

@@ -15,13 +15,19 @@ constexpr std::uint64_t kMagic = 0x48434F4D4D503250ULL;
 constexpr std::uint64_t kEagerShm = Comm::kSmallMessage;
 constexpr std::uint64_t kEagerTcp = 32 << 10;
 constexpr std::uint64_t kEagerMost = 64 << 10;  ///< no peer may announce more
+/// What is fetched at a time: whoever waits for the lock in between must not wait long.
+constexpr std::uint64_t kFetchPiece = 1 << 20;
+/// Messages from here on are written past the cache.
+constexpr std::uint64_t kStreamBytes = 8 << 20;
+
+std::uint64_t eager_most(const Peer& peer) noexcept { return peer.is_local() ? kEagerShm : kEagerTcp; }
+
+}  // namespace
 
 std::string size_text(std::uint64_t bytes, std::uint8_t dtype) {
     const std::uint64_t item = size_of(static_cast<DType>(dtype));
     return std::to_string(item ? bytes / item : bytes) + " " + name_of(static_cast<DType>(dtype));
 }
-
-}  // namespace
 
 Messenger::Messenger(Comm& comm) : comm_(comm), lanes_(static_cast<std::size_t>(comm.size())) {
     for (Peer* peer : comm.others_) {
@@ -35,6 +41,7 @@ Messenger::~Messenger() = default;
 
 void Messenger::finish(Message& message, Status status) {
     if (!message.pending()) return;
+    message.shown.reset();
     message.finish(status);
     --unfinished_;
 }
@@ -49,47 +56,75 @@ void Messenger::broken_protocol(const Lane& lane, const char* what) {
 // --- sending
 // -------------------------------------------------------------------------------------------------------
 
+MessageHeader Messenger::header_of(const Message& message, MessageHeader::Kind kind) const noexcept {
+    MessageHeader header{};
+    header.magic = kMagic;
+    header.id = message.id;
+    header.bytes = message.bytes;
+    header.address = reinterpret_cast<std::uint64_t>(message.data);
+    header.tag = message.tag;
+    header.kind = kind;
+    header.dtype = message.dtype;
+    if (message.shown.segment) {
+        header.is_shared = 1;
+        header.place =
+            pack_place(message.shown.segment->id, message.shown.segment->offset(message.shown.begin));
+    }
+    return header;
+}
+
+bool Messenger::send_now(int dst, int tag, const std::byte* data, std::uint64_t bytes, std::uint8_t dtype) {
+    if (dst == comm_.rank()) return false;
+    Lane& lane = lanes_[static_cast<std::size_t>(dst)];
+    if (bytes > eager_most(*lane.peer) || lane.peer->lost_at != 0 || !lane.out.empty()) return false;
+    MessageHeader header{kMagic, next_id_++, bytes, 0, tag, MessageHeader::Eager, dtype, 0, 0, 0, {}};
+    std::uint64_t sent = 0;
+    if (transmit(lane, header, data, sent)) return true;
+    // The link is full: keep a copy, so that the caller may reuse its tensor.
+    Frame rest;
+    rest.header = header;
+    rest.copy.assign(data, data + bytes);
+    rest.body = rest.copy.data();
+    rest.sent = sent;
+    lane.out.push_back(std::move(rest));
+    ++unsent_;
+    return true;
+}
+
 void Messenger::send(std::shared_ptr<Message> message) {
+    // To a rank that is gone even a small message must fail: it waits, and Comm::check_lost finds it.
+    if (send_now(message->peer, message->tag, message->data, message->bytes, message->dtype))
+        return message->finish(Status::Ok);
     ++unfinished_;
     message->id = next_id_++;
     if (message->peer == comm_.rank()) return send_to_self(message);
     Lane& lane = lanes_[static_cast<std::size_t>(message->peer)];
+    if (message->bytes > eager_most(*lane.peer) || lane.peer->lost_at != 0) return announce(lane, message);
     Frame frame;
-    frame.header = {kMagic,
-                    message->id,
-                    message->bytes,
-                    reinterpret_cast<std::uint64_t>(message->data),
-                    message->tag,
-                    MessageHeader::Eager,
-                    message->dtype,
-                    0,
-                    {}};
-    // To a rank that is gone even a small message must fail: it waits, and Comm::check_lost finds it.
-    const bool eager =
-        message->bytes <= (lane.peer->is_local() ? kEagerShm : kEagerTcp) && lane.peer->lost_at == 0;
-    if (!eager) {
-        frame.header.kind = MessageHeader::Request;
-        announced_[message->id] = message;
-        push(lane, std::move(frame));
-        return;
-    }
-    frame.body = message->data;
-    frame.bytes = message->bytes;
+    frame.header = header_of(*message, MessageHeader::Eager);
+    frame.copy.assign(message->data, message->data + message->bytes);
+    frame.body = frame.copy.data();
     push(lane, std::move(frame));
-    if (!lane.out.empty()) {
-        // The link is full: keep a copy, so that the caller may reuse its tensor.
-        Frame& last = lane.out.back();
-        last.copy.assign(message->data, message->data + message->bytes);
-        last.body = last.copy.data();
-    }
     finish(*message, Status::Ok);
 }
 
+/// Sends what its receiver has to answer.
+void Messenger::announce(Lane& lane, const std::shared_ptr<Message>& message) {
+    const bool local = lane.peer->is_local();
+    if (local)
+        if (auto segment = comm_.shared_segment(message->data, message->bytes, false))
+            message->shown.show(std::move(segment), message->data, message->bytes);
+    announced_[message->id] = message;
+    Frame frame;
+    const bool early = local && !message->shown.segment && message->bytes <= comm_.layout_.p2p_bytes / 2;
+    frame.header = header_of(*message, early ? MessageHeader::Early : MessageHeader::Request);
+    if (early) frame.body = message->data;
+    push(lane, std::move(frame));
+}
+
 void Messenger::send_to_self(const std::shared_ptr<Message>& message) {
-    const MessageHeader header{
-        kMagic, message->id, message->bytes, 0, message->tag, MessageHeader::Request, message->dtype, 0, {}};
     Lane& lane = lanes_[static_cast<std::size_t>(comm_.rank())];
-    Arrived arrived{header, {}, message};
+    Arrived arrived{header_of(*message, MessageHeader::Request), {}, message};
     if (message->bytes <=
         kEagerShm) {  // as to any other rank: a small message does not wait for its receiver
         arrived.body.assign(message->data, message->data + message->bytes);
@@ -107,31 +142,38 @@ void Messenger::push(Lane& lane, Frame frame) {
     flush(lane);
 }
 
+/// Writes what there is room for; true when header and body are out.
+bool Messenger::transmit(Lane& lane, const MessageHeader& header, const std::byte* body,
+                         std::uint64_t& sent) {
+    const std::uint64_t bytes = sizeof(MessageHeader) + (body ? header.bytes : 0), before = sent;
+    ssize_t n = 1;
+    while (n > 0 && sent < sizeof(MessageHeader)) {
+        const auto* head = reinterpret_cast<const std::byte*>(&header);
+        n = comm_.write(*lane.link, head + sent, sizeof(MessageHeader) - sent);
+        if (n > 0) sent += static_cast<std::uint64_t>(n);
+    }
+    while (n > 0 && sent < bytes) {
+        n = comm_.write(*lane.link, body + (sent - sizeof(MessageHeader)), bytes - sent);
+        if (n > 0) sent += static_cast<std::uint64_t>(n);
+    }
+    if (n < 0) lane.peer->note_lost();
+    if (sent == bytes) {
+        lane.link->pad();  // rings
+        lane.peer->bytes_sent.fetch_add(sent, std::memory_order_relaxed);
+        return true;
+    }
+    if (sent > before) lane.peer->ring();
+    return false;
+}
+
 void Messenger::flush(Lane& lane) {
-    bool wrote = false;
     while (!lane.out.empty()) {
         Frame& frame = lane.out.front();
-        ssize_t n = 1;
-        while (n > 0 && frame.sent < sizeof(MessageHeader)) {
-            const auto* head = reinterpret_cast<const std::byte*>(&frame.header);
-            n = comm_.write(*lane.link, head + frame.sent, sizeof(MessageHeader) - frame.sent);
-            if (n > 0) frame.sent += static_cast<std::uint64_t>(n);
-        }
-        while (n > 0 && frame.sent < sizeof(MessageHeader) + frame.bytes) {
-            const std::uint64_t at = frame.sent - sizeof(MessageHeader);
-            n = comm_.write(*lane.link, frame.body + at, frame.bytes - at);
-            if (n > 0) frame.sent += static_cast<std::uint64_t>(n);
-        }
-        wrote |= frame.sent > 0;
-        if (n < 0) lane.peer->note_lost();
-        if (frame.sent < sizeof(MessageHeader) + frame.bytes) break;
-        lane.link->pad();
-        lane.peer->bytes_sent.fetch_add(frame.sent, std::memory_order_relaxed);
+        if (!transmit(lane, frame.header, frame.body, frame.sent)) return;
         if (frame.completes) finish(*frame.completes, Status::Ok);
         lane.out.pop_front();
         --unsent_;
     }
-    if (wrote) lane.peer->ring();
 }
 
 // --- receiving
@@ -147,7 +189,7 @@ void Messenger::receive(std::shared_ptr<Message> message) {
         if (found == lane.arrived.end()) continue;
         Arrived arrived = std::move(*found);
         lane.arrived.erase(found);
-        if (arrived.own || arrived.header.kind == MessageHeader::Eager)
+        if (arrived.header.kind != MessageHeader::Request || arrived.own)
             return deliver(lane, arrived, *message);
         return on_request(lane, arrived.header, std::move(message));
     }
@@ -183,6 +225,8 @@ void Messenger::deliver(Lane& lane, Arrived& arrived, Message& message) {
         arrived.own->text = message.text;
         finish(*arrived.own, good ? Status::Ok : Status::MessageMismatch);
     }
+    if (arrived.header.kind == MessageHeader::Early)
+        answer(lane, arrived.header, good ? MessageHeader::Done : MessageHeader::Refuse);
     finish(message, good ? Status::Ok : Status::MessageMismatch);
 }
 
@@ -191,6 +235,7 @@ void Messenger::progress() {
         if (!lane.link) continue;
         if (!lane.out.empty()) flush(lane);
         if (unfinished_ > 0) read(lane);
+        if (!lane.fetches.empty()) fetch(lane);
     }
 }
 
@@ -230,6 +275,7 @@ void Messenger::on_header(Lane& lane) {
     if (header.magic != kMagic) broken_protocol(lane, "no message header where one is due");
     switch (header.kind) {
         case MessageHeader::Eager:
+        case MessageHeader::Early:
             return on_eager(lane);
         case MessageHeader::Request: {
             auto message = take_posted(lane.peer->rank, header.tag);
@@ -258,7 +304,9 @@ void Messenger::on_header(Lane& lane) {
 }
 
 void Messenger::on_eager(Lane& lane) {
-    if (lane.header.bytes > kEagerMost) broken_protocol(lane, "an eager message that is too large");
+    const std::uint64_t most =
+        lane.header.kind == MessageHeader::Eager ? kEagerMost : comm_.layout_.p2p_bytes / 2;
+    if (lane.header.bytes > most) broken_protocol(lane, "an eager message that is too large");
     lane.target = take_posted(lane.peer->rank, lane.header.tag);
     lane.got = 0;
     lane.in_body = true;
@@ -272,7 +320,10 @@ void Messenger::on_eager(Lane& lane) {
 
 void Messenger::end_of_body(Lane& lane) {
     if (lane.target) {
-        finish(*lane.target, lane.target->text.empty() ? Status::Ok : Status::MessageMismatch);
+        const bool good = lane.target->text.empty();
+        if (lane.header.kind == MessageHeader::Early)
+            answer(lane, lane.header, good ? MessageHeader::Done : MessageHeader::Refuse);
+        finish(*lane.target, good ? Status::Ok : Status::MessageMismatch);
         lane.target.reset();
     } else {
         Arrived arrived{lane.header, std::move(lane.body), nullptr};
@@ -285,21 +336,56 @@ void Messenger::end_of_body(Lane& lane) {
     lane.body = {};
 }
 
+void Messenger::answer(Lane& lane, const MessageHeader& header, MessageHeader::Kind kind) {
+    Frame frame;
+    frame.header = {kMagic, header.id, 0, 0, header.tag, kind, header.dtype, 0, 0, 0, {}};
+    push(lane, std::move(frame));
+    // Nobody there may be looking, and then the message would not come.
+    if (kind == MessageHeader::Grant && lane.peer->is_local()) lane.peer->control->ding();
+}
+
 void Messenger::on_request(Lane& lane, const MessageHeader& header, std::shared_ptr<Message> message) {
-    Frame answer;
-    answer.header = {kMagic, header.id, 0, 0, header.tag, MessageHeader::Grant, header.dtype, 0, {}};
     if (!fits(header, *message, lane.peer->rank)) {
-        answer.header.kind = MessageHeader::Refuse;
-        finish(*message, Status::MessageMismatch);
-    } else if (lane.peer->pid != 0 &&
-               cma_read(lane.peer->pid, header.address, message->data, message->bytes)) {
-        answer.header.kind = MessageHeader::Done;
+        answer(lane, header, MessageHeader::Refuse);
+        return finish(*message, Status::MessageMismatch);
+    }
+    Fetch fetch{header, std::move(message), {}, 0};
+    if (header.is_shared && lane.peer->is_local()) {
+        const auto [segment, offset] = unpack_place(header.place);
+        fetch.from = lane.peer->find_shared(segment, offset);
+        if (fetch.from.bytes < header.bytes || !fetch.from.data)
+            broken_protocol(lane, "a message in memory that it has not shared");
+    }
+    lane.fetches.push_back(std::move(fetch));
+    ++fetching_;
+    if (lane.fetches.size() == 1) this->fetch(lane);
+}
+
+/// Takes the next piece of the first message that is to be fetched.
+void Messenger::fetch(Lane& lane) {
+    Fetch& fetch = lane.fetches.front();
+    const MessageHeader header = fetch.header;
+    const std::uint64_t n = std::min(header.bytes - fetch.got, kFetchPiece);
+    std::byte* into = fetch.message->data + fetch.got;
+    bool reached = true;
+    if (!fetch.from.data)
+        reached = lane.peer->pid != 0 && cma_read(lane.peer->pid, header.address + fetch.got, into, n);
+    else if (header.bytes < kStreamBytes)
+        std::memcpy(into, fetch.from.data + fetch.got, n);
+    else
+        copy_streaming(into, fetch.from.data + fetch.got, n);
+    fetch.got += n;
+    if (reached && fetch.got < header.bytes) return;
+    const std::shared_ptr<Message> message = std::move(fetch.message);
+    lane.fetches.pop_front();
+    --fetching_;
+    if (reached) {
         finish(*message, Status::Ok);
     } else {
         // Where the memory cannot be reached, the sender writes it to the link.
-        lane.granted[header.id] = std::move(message);
+        lane.granted[header.id] = message;
     }
-    push(lane, std::move(answer));
+    answer(lane, header, reached ? MessageHeader::Done : MessageHeader::Grant);
 }
 
 void Messenger::on_grant(Lane& lane, std::uint64_t id) {
@@ -309,9 +395,8 @@ void Messenger::on_grant(Lane& lane, std::uint64_t id) {
     auto message = std::move(found->second);
     announced_.erase(found);
     Frame frame;
-    frame.header = {kMagic, id, message->bytes, 0, message->tag, MessageHeader::Data, message->dtype, 0, {}};
+    frame.header = header_of(*message, MessageHeader::Data);
     frame.body = message->data;
-    frame.bytes = message->bytes;
     frame.completes = std::move(message);
     push(lane, std::move(frame));
 }
@@ -328,105 +413,6 @@ void Messenger::on_answer(Lane& lane) {
                         size_text(message->bytes, message->dtype) + " that rank " +
                         std::to_string(comm_.rank()) + " sends with tag " + std::to_string(message->tag);
     finish(*message, lane.header.kind == MessageHeader::Done ? Status::Ok : Status::MessageMismatch);
-}
-
-// --- waiting and failing
-// -------------------------------------------------------------------------------------------
-
-void Messenger::fail(Status status) {
-    for (auto& message : posted_) finish(*message, status);
-    posted_.clear();
-    for (auto& [id, message] : announced_) finish(*message, status);
-    announced_.clear();
-    for (Lane& lane : lanes_) {
-        for (auto& [id, message] : lane.granted) finish(*message, status);
-        lane.granted.clear();
-        if (lane.target) finish(*lane.target, status);
-        lane.target.reset();
-        for (Frame& frame : lane.out)
-            if (frame.completes) finish(*frame.completes, status);
-        unsent_ -= lane.out.size();
-        lane.out.clear();
-        lane.arrived.clear();
-    }
-}
-
-namespace {
-
-/// Calls `visit` with every unfinished message until it returns true.
-template <class Posted, class Announced, class Lanes, class Visit>
-void for_each_unfinished(const Posted& posted, const Announced& announced, const Lanes& lanes, Visit visit) {
-    for (const auto& message : posted)
-        if (visit(message)) return;
-    for (const auto& [id, message] : announced)
-        if (visit(message)) return;
-    for (const auto& lane : lanes) {
-        for (const auto& [id, message] : lane.granted)
-            if (visit(message)) return;
-        if (lane.target && visit(lane.target)) return;
-        for (const auto& frame : lane.out)
-            if (frame.completes && visit(frame.completes)) return;
-    }
-}
-
-}  // namespace
-
-std::shared_ptr<Message> Messenger::overdue(Clock::time_point now) const {
-    std::shared_ptr<Message> late;
-    if (unfinished_ == 0) return late;
-    for_each_unfinished(posted_, announced_, lanes_, [&](const std::shared_ptr<Message>& message) {
-        if (message->deadline <= now) late = message;
-        return late != nullptr;
-    });
-    return late;
-}
-
-Clock::time_point Messenger::next_deadline() const {
-    auto first = Clock::time_point::max();
-    if (unfinished_ == 0) return first;
-    for_each_unfinished(posted_, announced_, lanes_, [&](const std::shared_ptr<Message>& message) {
-        first = std::min(first, message->deadline);
-        return false;
-    });
-    return first;
-}
-
-bool Messenger::needs(int rank, bool nobody_else) const {
-    if (unfinished_ == 0) return false;
-    const Link* link = lanes_[static_cast<std::size_t>(rank)].link;
-    // What a rank on another host sent before it left may still be on the way; memory shows it at once.
-    const bool silent = link && (link->fd() < 0 || link->ended());
-    bool needed = false;
-    for_each_unfinished(posted_, announced_, lanes_, [&](const std::shared_ptr<Message>& message) {
-        const bool anyone = message->peer < 0 && message->source < 0;
-        const bool theirs = message->peer == rank || message->source == rank || (anyone && nobody_else);
-        needed = theirs && (message->is_send || silent);
-        return needed;
-    });
-    return needed;
-}
-
-std::string Messenger::describe() const {
-    std::string text;
-    if (unfinished_ == 0) return text;
-    for_each_unfinished(posted_, announced_, lanes_, [&](const std::shared_ptr<Message>& message) {
-        const std::string peer = message->peer < 0 ? "anyone" : "rank " + std::to_string(message->peer);
-        text = (message->is_send ? "sending " : "receiving ") + size_text(message->bytes, message->dtype) +
-               (message->is_send ? " to " : " from ") + peer + ", tag " + std::to_string(message->tag);
-        if (unfinished_ > 1) text += " (and " + std::to_string(unfinished_ - 1) + " more messages)";
-        return true;
-    });
-    return text;
-}
-
-void Messenger::collect_fds(std::vector<pollfd>& fds) const {
-    for (const Lane& lane : lanes_) {
-        if (!lane.link || lane.link->fd() < 0 || lane.peer->lost_at != 0) continue;
-        short events = 0;
-        if (unfinished_ > 0) events |= POLLIN;
-        if (!lane.out.empty()) events |= POLLOUT;
-        if (events) fds.push_back({lane.link->fd(), events, 0});
-    }
 }
 
 }  // namespace hcomm

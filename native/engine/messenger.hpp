@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "engine/memory.hpp"
+#include "engine/peer.hpp"
 #include "engine/task.hpp"
 #include "links/link.hpp"
 
 namespace hcomm {
 
 class Comm;
-class Peer;
 
 /// A send or a receive.
 struct Message final : Task {
@@ -28,38 +29,48 @@ struct Message final : Task {
     std::uint64_t bytes = 0;
     std::uint64_t id = 0;  ///< the sender's number for it
     int source = -1;       ///< receive: the rank it came from
+    Shown shown;           ///< send: where the receiver finds it, if it lies in shared memory
     std::string text;      ///< why it failed, for Status::MessageMismatch
 };
 
 /// In front of everything on a point-to-point link (one cache line).
 struct MessageHeader {
     enum Kind : std::uint8_t {
-        Eager = 1,    ///< the body follows
+        Eager = 1,    ///< the body follows, and the sender has done with it
         Request = 2,  ///< a body of `bytes` bytes waits at `address`
         Grant = 3,    ///< there is a place for it: send it
         Data = 4,     ///< the body follows
-        Done = 5,     ///< the body was fetched from the sender's memory
+        Done = 5,     ///< the receiver has it
         Refuse = 6,   ///< it does not fit the receiver's tensor
+        Early = 7,    ///< the body follows, and the sender waits for an answer
     };
     std::uint64_t magic, id, bytes, address;
     std::int32_t tag;
     std::uint8_t kind, dtype;
-    std::uint16_t reserved;
-    std::uint64_t unused[3];
+    std::uint8_t is_shared, reserved;
+    std::uint64_t place;  ///< of a Request that `is_shared`: see `pack_place`
+    std::uint64_t unused[2];
 };
 static_assert(sizeof(MessageHeader) == 64);
 
+/// A number of elements and their type, in words.
+std::string size_text(std::uint64_t bytes, std::uint8_t dtype);
+
 /// Point-to-point messages of one communicator: matching by (source, tag) in order of arrival.
 ///
-/// Small messages travel at once (eager) and wait at the receiver, large ones announce themselves and travel
-/// when the receive is there: straight out of the sender's memory where process_vm_readv works, through the
-/// link elsewhere. All of it is guarded by Comm::mutex_.
+/// Small messages travel at once (eager) and wait at the receiver. Inside a host those that fit the ring a
+/// few times over do the same, but their sender waits for the receiver (early). Larger ones announce
+/// themselves, and the receiver fetches them when it is there, piece by piece: out of memory that the sender
+/// shares, or by process_vm_readv; where neither works it asks for them, and they travel through the link.
+/// All of it is guarded by Comm::mutex_.
 class Messenger {
   public:
     explicit Messenger(Comm& comm);
     ~Messenger();
 
     void send(std::shared_ptr<Message> message);
+    /// Sends a small message if that can be done at once, without a Message; false if it cannot.
+    bool send_now(int dst, int tag, const std::byte* data, std::uint64_t bytes, std::uint8_t dtype);
     void receive(std::shared_ptr<Message> message);
 
     /// Moves what can be moved. Throws OperationFailed when a peer breaks the protocol.
@@ -67,6 +78,10 @@ class Messenger {
     /// Something is unfinished, or not yet written to its link.
     bool active() const noexcept { return unfinished_ > 0 || unsent_ > 0; }
     bool unsent() const noexcept { return unsent_ > 0; }
+    /// Something can be moved on without anybody else doing anything.
+    bool busy() const noexcept { return fetching_ > 0; }
+    /// All that is unfinished are sends that wait for an answer from ranks of this host.
+    bool awaits_answers_only() const noexcept;
 
     /// Ends everything unfinished with this status.
     void fail(Status status);
@@ -88,10 +103,16 @@ class Messenger {
     };
     struct Frame {
         MessageHeader header;
-        const std::byte* body = nullptr;
-        std::uint64_t bytes = 0, sent = 0;
+        const std::byte* body = nullptr;  ///< null: none
+        std::uint64_t sent = 0;           ///< of header and body together
         std::vector<std::byte> copy;
         std::shared_ptr<Message> completes;
+    };
+    struct Fetch {  ///< a receive that takes its message out of the sender's memory
+        MessageHeader header;
+        std::shared_ptr<Message> message;
+        Peer::Reach from;  ///< if the sender shares it
+        std::uint64_t got = 0;
     };
     struct Lane {
         Peer* peer = nullptr;
@@ -99,6 +120,7 @@ class Messenger {
         std::deque<Frame> out;
         std::list<Arrived> arrived;
         std::map<std::uint64_t, std::shared_ptr<Message>> granted;  ///< receives whose body is to come
+        std::deque<Fetch> fetches;
         // What is being read.
         bool in_body = false;
         MessageHeader header{};
@@ -108,13 +130,18 @@ class Messenger {
         std::shared_ptr<Message> target;
     };
 
+    bool transmit(Lane& lane, const MessageHeader& header, const std::byte* body, std::uint64_t& sent);
     void flush(Lane& lane);
     void push(Lane& lane, Frame frame);
+    void announce(Lane& lane, const std::shared_ptr<Message>& message);
+    MessageHeader header_of(const Message& message, MessageHeader::Kind kind) const noexcept;
     void read(Lane& lane);
     bool read_body(Lane& lane);
     void on_header(Lane& lane);
     void on_eager(Lane& lane);
     void on_request(Lane& lane, const MessageHeader& header, std::shared_ptr<Message> message);
+    void fetch(Lane& lane);
+    void answer(Lane& lane, const MessageHeader& header, MessageHeader::Kind kind);
     void on_grant(Lane& lane, std::uint64_t id);
     void on_answer(Lane& lane);
     void end_of_body(Lane& lane);
@@ -132,6 +159,7 @@ class Messenger {
     std::uint64_t next_id_ = 1;
     std::uint64_t unfinished_ = 0;
     std::uint64_t unsent_ = 0;  ///< frames in the lanes' queues
+    std::uint64_t fetching_ = 0;
 };
 
 }  // namespace hcomm

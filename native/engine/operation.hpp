@@ -67,20 +67,8 @@ class Operation final : public Task {
     const BoundProgram* program_;
     std::byte* in_;
     std::byte* out_;
-    /// Where the user's input and output lie, if they are shared for this operation, which then works on the
-    /// segment's own mapping of them.
-    struct Shown {
-        Shown() = default;
-        Shown(const Shown&) = delete;
-        Shown& operator=(const Shown&) = delete;
-        ~Shown() { reset(); }
-        void show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length);
-        void reset() noexcept;
-
-        std::shared_ptr<Segment> segment;
-        std::uintptr_t begin = 0;
-        std::size_t bytes = 0;
-    };
+    /// The user's input and output, if they are shared for this operation, which then works on the segment's
+    /// own mapping of them.
     Shown shown_in_, shown_out_;
     OpHeader header_;
     std::size_t item_;

@@ -46,20 +46,6 @@ bool Operation::is_offered(const OpHeader& header, int rank) const noexcept {
            (!plan_->access.output[r] || (header.flags & kSharesOutput));
 }
 
-void Operation::Shown::show(std::shared_ptr<Segment> where, const std::byte* address, std::size_t length) {
-    reset();
-    segment = std::move(where);
-    begin = reinterpret_cast<std::uintptr_t>(address);
-    bytes = length;
-    ++segment->users;
-    segment->mirror(begin, bytes);
-}
-
-void Operation::Shown::reset() noexcept {
-    if (segment) --segment->users;
-    segment.reset();
-}
-
 /// With two programs to choose from, the headers of all ranks that have something to offer are read first;
 /// every rank comes to the same choice. One whose own offer falls short knows it at once.
 bool Operation::choose_program() {
@@ -95,15 +81,13 @@ void Operation::reach_into_peers() {
     const auto reach = [&](Peer& peer, bool shared, std::uint64_t place) {
         if (!shared) return Peer::Reach{};
         const auto [segment, offset] = unpack_place(place);
-        const std::lock_guard lock(peer.segments_mutex);
-        const auto found = peer.segments.find(segment);
-        if (found == peer.segments.end() || offset > found->second.second)
+        const Peer::Reach found = peer.find_shared(segment, offset);
+        if (!found.data)
             comm_.raise({Status::System,
                          header_.seq,
                          {peer.rank},
                          "rank " + std::to_string(peer.rank) + " offers memory that it has not shared"});
-        const auto& [mapping, bytes] = found->second;
-        return Peer::Reach{mapping, mapping->data() + offset, bytes - offset};
+        return found;
     };
     for (Peer* peer : comm_.local_) {
         const auto r = static_cast<std::size_t>(peer->rank);

@@ -57,6 +57,15 @@ class Peer final : public Bell {
     std::mutex segments_mutex;
     std::map<std::uint64_t, std::pair<std::shared_ptr<Mapping>, std::size_t>> segments;
 
+    /// The rest of a segment from `offset` on; without data if it has not shared that.
+    Reach find_shared(std::uint64_t segment, std::uint64_t offset) {
+        const std::lock_guard lock(segments_mutex);
+        const auto found = segments.find(segment);
+        if (found == segments.end() || offset > found->second.second) return {};
+        const auto& [mapping, bytes] = found->second;
+        return {mapping, mapping->data() + offset, bytes - offset};
+    }
+
     // Liveness; written by the engine's thread and by whoever finds a stream ended.
     std::atomic<std::int64_t> lost_at{0};  ///< when its end was noticed (Clock), 0: it is there
     std::atomic<bool> control_open{true};

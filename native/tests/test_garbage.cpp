@@ -123,7 +123,9 @@ TEST(noise_instead_of_point_to_point_messages) {
                              0,
                              static_cast<std::uint8_t>(random() % 8),
                              5,
+                             static_cast<std::uint8_t>(random() % 2),
                              0,
+                             random(),
                              {}};
         if (i % 4 == 0) header.magic = random();
         write_all(lonely.p2p, bytes_of(header));

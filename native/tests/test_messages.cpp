@@ -31,7 +31,8 @@ TEST(every_size_arrives) {
         auto world = make_world(setup.hosts, setup.cma);
         std::atomic<int> wrong{0};
         on_every_rank(world, [&](Comm& comm, int rank) {
-            for (std::size_t bytes : {0, 1, 63, 64, 65, 8192, 8193, 40000, 3000001}) {
+            for (std::size_t bytes :
+                 {0, 1, 63, 64, 65, 8192, 40000, 65536, 65537, 131072, 1048577, 3000001}) {
                 const int next = (rank + 1) % 3, prev = (rank + 2) % 3;
                 auto out = pattern(bytes, rank);
                 std::vector<std::uint8_t> in(bytes);
@@ -160,4 +161,82 @@ TEST(a_receive_posted_in_the_middle_of_its_message_gets_it) {
         CHECK_EQ(wrong.load(), 0);
         close_world(world);
     }
+}
+
+/// What the sender shares the receiver reads where it lies: no byte of it goes through the link.
+TEST(shared_messages_are_fetched_by_the_receiver) {
+    auto world = make_world({0, 0});
+    constexpr std::size_t kBytes = 5'000'003, kFrom = 40'001, kLength = 3'000'002;
+    std::atomic<int> wrong{0};
+    on_every_rank(world, [&](Comm& comm, int rank) {
+        Engine& engine = *world[static_cast<std::size_t>(rank)].engine;
+        auto segment = engine.memory().allocate(kBytes);
+        auto* memory = reinterpret_cast<std::uint8_t*>(segment->begin());
+        if (!comm.share(memory, kBytes, 10).empty()) ++wrong;
+        const auto sent = pattern(kBytes, rank), expected = pattern(kBytes, 1 - rank);
+        std::copy(sent.begin(), sent.end(), memory);
+        std::vector<std::uint8_t> in(kLength);
+        const std::uint64_t before = comm.bytes_sent(1 - rank);
+        auto s = comm.send(1 - rank, 0, memory + kFrom, kLength, kByte, 30, "");
+        if (segment->users != 1) ++wrong;  // it cannot be taken back meanwhile
+        auto r = comm.receive_now(1 - rank, 0, in.data(), kLength, kByte, 30, {});
+        if (r->status != Status::Ok || comm.wait(*s, -1, {}) != Status::Ok) ++wrong;
+        if (!std::equal(in.begin(), in.end(), expected.begin() + kFrom)) ++wrong;
+        if (comm.bytes_sent(1 - rank) - before > 10 * sizeof(MessageHeader)) ++wrong;
+        if (segment->users != 0) ++wrong;
+    });
+    CHECK_EQ(wrong.load(), 0);
+    close_world(world);
+}
+
+/// Nobody waits for these sends: whoever asks, or the engine's thread, finds that they are complete.
+TEST(answers_are_found_without_waiting) {
+    for (const Setup& setup : kSetups) {
+        for (const bool asks : {true, false}) {
+            auto world = make_world(setup.hosts, setup.cma);
+            std::atomic<int> wrong{0};
+            on_every_rank(world, [&](Comm& comm, int rank) {
+                if (rank == 2) return;
+                for (std::size_t bytes : {70'000, 2'000'000}) {
+                    auto out = pattern(bytes, rank);
+                    std::vector<std::uint8_t> in(bytes);
+                    auto s = comm.send(1 - rank, 0, out.data(), bytes, kByte, 30, "");
+                    auto r = comm.receive_now(1 - rank, 0, in.data(), bytes, kByte, 30, {});
+                    if (r->status != Status::Ok || in != pattern(bytes, 1 - rank)) ++wrong;
+                    const auto limit = Clock::now() + std::chrono::seconds(20);
+                    while (asks ? !comm.look(*s) : s->pending()) {
+                        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                        if (Clock::now() < limit) continue;
+                        ++wrong;
+                        break;
+                    }
+                }
+            });
+            CHECK_EQ(wrong.load(), 0);
+            close_world(world);
+        }
+    }
+}
+
+/// A thread that starts something is let in between the pieces of a large message that another one moves.
+TEST(large_messages_and_small_ones_side_by_side) {
+    auto world = make_world({0, 0}, true);
+    std::atomic<int> wrong{0};
+    on_every_rank(world, [&](Comm& comm, int rank) {
+        constexpr std::size_t kLarge = 40'000'000;
+        auto out = pattern(kLarge, rank);
+        std::vector<std::uint8_t> in(kLarge);
+        auto s = comm.send(1 - rank, 1, out.data(), kLarge, kByte, 30, "");
+        auto r = comm.receive(1 - rank, 1, in.data(), kLarge, kByte, 30, "");
+        for (int i = 0; i < 50; ++i) {
+            int mine = i + rank, theirs = -1;
+            comm.send(1 - rank, 2, &mine, sizeof mine, kByte, 30, "");
+            auto small = comm.receive_now(1 - rank, 2, &theirs, sizeof theirs, kByte, 30, {});
+            if (small->status != Status::Ok || theirs != i + 1 - rank) ++wrong;
+        }
+        if (comm.wait(*r, -1, {}) != Status::Ok || comm.wait(*s, -1, {}) != Status::Ok) ++wrong;
+        if (in != pattern(kLarge, 1 - rank)) ++wrong;
+    });
+    CHECK_EQ(wrong.load(), 0);
+    close_world(world);
 }

@@ -146,11 +146,14 @@ class Comm:
     def know(self, tensor: object) -> None:
         """From now on ordinary tensors of this type are seen by `send_tensor` and `recv_tensor`."""
 
-    def send_tensor(self, tensor: object, dst: int, tag: int, timeout: float) -> Op | None:
-        """`send` of an ordinary small tensor; None for anything else, which takes the general way."""
+    def send_tensor(self, tensor: object, dst: object, tag: object) -> bool:
+        """Copy an ordinary small tensor out at once; False, and nothing done, for what takes the general way."""
 
-    def recv_tensor(self, tensor: object, src: int, tag: int, timeout: float) -> Op | None:
-        """`recv` into an ordinary tensor, blocking, without the GIL; None if it is not one."""
+    def start_send(self, tensor: object, dst: object, tag: object, timeout: float, where: str) -> Op | None:
+        """`send` of an ordinary tensor of any size; None for what takes the general way."""
+
+    def recv_tensor(self, tensor: object, src: object, tag: object, timeout: float) -> bool | Op | None:
+        """`recv` into an ordinary tensor, blocking, without the GIL: True, or the one that failed; None if it is not one."""
 
     noted_bytes: int
     """From this size on, `call` finds tensors in shared memory only (default: no limit)."""

@@ -100,6 +100,9 @@ class Core:
         # forget them, so a hit proves that the communicator is usable.
         self._call = native.call
         self._remember = native.remember
+        # The same for messages: tensors that it can read itself.
+        self._send_tensor = native.send_tensor
+        self._recv_tensor = native.recv_tensor
         # Large tensors of torch are taken note of, so that those that come back can be shared.
         self._noted_bytes = sys.maxsize
         self._running: dict[int, Work] = {}

@@ -284,6 +284,8 @@ def barrier_async(*, group: Group = None, algorithm: str | None = None, timeout:
 
 def send(tensor: Any, dst: int, tag: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:
     """Start sending `tensor` to rank `dst`; wait on the Work before reusing it. See `Communicator.send`."""
+    if group is None and timeout is None:
+        return state.communicator._send_now(tensor, dst, tag)
     return (group or state.communicator).send(tensor, dst, tag, timeout=timeout)
 
 
@@ -297,6 +299,8 @@ def recv(
     async_op: bool = False,
 ) -> Any:
     """Receive into `tensor` from rank `src` (None: from anyone). Returns it. See `Communicator.recv`."""
+    if group is None and timeout is None and not async_op:
+        return state.communicator._recv_now(tensor, src, tag)
     return (group or state.communicator).recv(tensor, src, tag, timeout=timeout, async_op=async_op)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from hcomm import _native, buffers
+from hcomm import buffers
 from hcomm.buffers import Buffer
 from hcomm.codes import DTYPES
 from hcomm.core import Core
@@ -42,21 +44,28 @@ class PointToPoint(Core):
             UnsupportedBuffer: not an array hcomm can serve.
             BrokenCommunicator: the communicator failed before.
         """
-        if timeout is None and type(dst) is int and type(tag) is int and 0 <= tag <= _LAST_TAG:
-            # Small ordinary tensors: copied at once, so that there is nothing to keep or to wait for.
-            op = self._native.send_tensor(tensor, dst, tag, self._timeout)
-            if op is not None:
-                return (
-                    Work.finished(op, _SENT)
-                    if op.status == _native.OK
-                    else self._unfinished_send(op, tensor, dst, tag)
-                )
+        return self._send_now(tensor, dst, tag) if timeout is None else self._send(tensor, dst, tag, timeout)
+
+    def _send_now(self, tensor: Any, dst: int, tag: int) -> Work:
+        """`send` with nothing else said. Of a small ordinary tensor this is all: it is copied at once, so that there is
+        nothing to keep or to wait for.
+        """
+        if self._send_tensor(tensor, dst, tag):
+            return _SENT
+        where = caller()
+        op = self._native.start_send(tensor, dst, tag, self._timeout, where)
+        if op is None:
+            return self._send(tensor, dst, tag, None)
+        name = str(tensor.dtype).rpartition(".")[2]
+        return self._track(op, _sending(name, tensor.shape, dst, tag, self._timeout, where), tensor, _nothing)
+
+    def _send(self, tensor: Any, dst: int, tag: int, timeout: float | None) -> Work:
         self._check()
         peer = self._peer(dst, "dst")
         _check_tag(tag)
         seconds = self._seconds(timeout)
         buffer = buffers.pack(tensor, writable=False)
-        call = _sending(buffer, peer, tag, seconds)
+        call = _sending(buffer.dtype, buffer.shape, peer, tag, seconds, caller())
         code = DTYPES[buffer.dtype][0]
         if self._tracing:
             self._trace(call.what)
@@ -68,12 +77,6 @@ class PointToPoint(Core):
         """Let the core look at tensors of this type itself from now on; not if every call is told."""
         if not self._tracing and buffer.family.name == "torch" and buffer.owner is buffer.array:
             self._native.know(buffer.array)
-
-    def _unfinished_send(self, op: _native.Op, tensor: Any, dst: int, tag: int) -> Work:
-        """A send of the short way that has to be looked after, or that failed."""
-        self._check()
-        buffer = buffers.pack(tensor, writable=False)
-        return self._track(op, _sending(buffer, dst, tag, self._timeout), buffer, _nothing)
 
     def recv(
         self,
@@ -101,19 +104,21 @@ class PointToPoint(Core):
             MessageMismatch: the message has another size or element type.
             CollectiveTimeout, PeerLost, BrokenCommunicator: it did not come.
         """
-        if (
-            timeout is None
-            and not async_op
-            and type(src) is int
-            and type(tag) is int
-            and 0 <= tag <= _LAST_TAG
-        ):
-            done = self._native.recv_tensor(tensor, src, tag, self._timeout) if src >= 0 else None
-            if done is not None:
-                if done.status == _native.OK:
-                    return tensor
-                call = self._receiving(buffers.pack(tensor, writable=True), src, tag, self._timeout)
-                raise self._fail(done.status, call, done.text)
+        if timeout is None and not async_op:
+            return self._recv_now(tensor, src, tag)
+        return self._recv(tensor, src, tag, timeout, async_op)
+
+    def _recv_now(self, tensor: Any, src: int | None, tag: int) -> Any:
+        """`recv` with nothing else said."""
+        done = self._recv_tensor(tensor, src, tag, self._timeout)
+        if done is True:
+            return tensor
+        if not done or src is None:
+            return self._recv(tensor, src, tag, None, False)
+        call = self._receiving(buffers.pack(tensor, writable=True), src, tag, self._timeout)
+        raise self._fail(done.status, call, done.text)
+
+    def _recv(self, tensor: Any, src: int | None, tag: int, timeout: float | None, async_op: bool) -> Any:
         self._check()
         peer = _ANYONE if src is None else self._peer(src, "src")
         _check_tag(tag)
@@ -152,14 +157,14 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"tag must be an integer in 0..{_LAST_TAG}, not {tag!r}")
 
 
-def _sending(buffer: Buffer, peer: int, tag: int, seconds: float) -> Call:
-    what = describe("send", buffer.dtype, buffer.shape, f"to rank {peer}, tag {tag}")
-    return Call(what, caller(), seconds, (peer,), f"send to rank {peer}, tag {tag},")
+def _sending(dtype: str, shape: Sequence[int], peer: int, tag: int, seconds: float, where: str) -> Call:
+    detail = f"to rank {peer}, tag {tag}"
+    return Call(partial(describe, "send", dtype, shape, detail), where, seconds, (peer,), f"send {detail},")
 
 
 def _nothing() -> None:
     return None
 
 
-#: The call of every send that was complete at once: nothing of it will be told.
-_SENT = Call("send(…)", "", 0.0)
+#: Every send that was complete at once.
+_SENT = Work.finished(Call("send(…)", "", 0.0))

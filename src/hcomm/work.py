@@ -64,10 +64,9 @@ class Work:
         self._error: HcommError | None = None
 
     @classmethod
-    def finished(cls, op: _native.Op, call: Call) -> Work:
-        """One of an operation that was complete at once and has no result."""
+    def finished(cls, call: Call) -> Work:
+        """One of an operation that was complete at once and has no result: the core is not asked again."""
         work = cls.__new__(cls)
-        work._op = op
         work._call = call
         work._complete = work._kept = work._result = work._error = None
         return work

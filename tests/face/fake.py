@@ -82,7 +82,10 @@ class Comm:
     def know(self, tensor: Any) -> None:
         return
 
-    def send_tensor(self, tensor: Any, dst: int, tag: int, timeout: float) -> None:
+    def send_tensor(self, tensor: Any, dst: int, tag: int) -> bool:
+        return False
+
+    def start_send(self, tensor: Any, dst: int, tag: int, timeout: float, where: str) -> None:
         return
 
     def recv_tensor(self, tensor: Any, src: int, tag: int, timeout: float) -> None:

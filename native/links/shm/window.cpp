@@ -35,8 +35,8 @@ WindowLayout::WindowLayout(std::size_t ranks, std::size_t buffer_bytes) : local(
     // Half of the buffer for operations (two take turns), half for the rings between pairs.
     operation_bytes = round_up(std::max<std::size_t>(buffer_bytes / 4, 64 << 10), 4096);
     const std::size_t share = buffer_bytes / 2 / std::max<std::size_t>(ranks, 1);
-    coll_bytes = clamp_ring(share / 4 * 3, 512 << 10);
-    p2p_bytes = clamp_ring(share / 4, 256 << 10);
+    coll_bytes = clamp_ring(share / 2, 512 << 10);
+    p2p_bytes = clamp_ring(share / 2, 2 << 20);
     posts = sizeof(WindowControl);
     rings = posts + round_up(ranks * sizeof(std::uint64_t), kLine);
     area = round_up(rings + ranks * (2 * sizeof(RingControl) + coll_bytes + p2p_bytes), 4096);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hcomm import _native
@@ -24,23 +24,31 @@ TIMEOUT_SECONDS = 0.25
 _SHAPE = re.compile(r" of shape \(.*?\)")
 
 
-@dataclass(frozen=True)
 class Call:
     """One call of the user, in words, for messages.
 
     Attributes:
-        what: `all_reduce(float32, 100 elements, sum)`.
+        what: `all_reduce(float32, 100 elements, sum)`; may be given as a function that finds these words when they
+            are needed.
         where: `train.py:10`, or ''.
         timeout: seconds it was given.
         peers: for point-to-point, the group ranks that could have served it; None for a collective.
         message: for point-to-point, how the core names it: `recv from rank 1, tag 0`.
     """
 
-    what: str
-    where: str
-    timeout: float
-    peers: tuple[int, ...] | None = None
-    message: str = ""
+    __slots__ = ("_what", "message", "peers", "timeout", "where")
+
+    def __init__(self, what: str | Callable[[], str], where: str, timeout: float,
+                 peers: tuple[int, ...] | None = None, message: str = "") -> None:  # fmt: skip
+        self._what = what
+        self.where = where
+        self.timeout = timeout
+        self.peers = peers
+        self.message = message
+
+    @property
+    def what(self) -> str:
+        return self._what if isinstance(self._what, str) else self._what()
 
     def __str__(self) -> str:
         return _at(self.what, self.where)
