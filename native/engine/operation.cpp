@@ -17,6 +17,9 @@ constexpr std::uint64_t kRemotePiece = 128 << 10;
 constexpr std::uint64_t kReducePiece = 8 << 10;
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
+/// How far operations wander through their half of the window: the two halves are twice the size of a usual
+/// second-level cache.
+constexpr std::uint64_t kWander = 1 << 20;
 
 }  // namespace
 
@@ -24,13 +27,22 @@ Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in
                      std::uint64_t seq)
     : comm_(comm),
       plan_(std::move(plan)),
-      program_(&plan_->program),
       in_(in),
       out_(out),
       header_(plan_->header),
       item_(size_of(plan_->dtype)),
       in_place_(in == out) {
     header_.seq = seq;
+    use(plan_->program);
+}
+
+/// Operations take turns in the window: a line that a peer has read is cheap to write again when it has left
+/// the peer's second-level cache.
+void Operation::use(const BoundProgram& program) noexcept {
+    program_ = &program;
+    const std::uint64_t bytes = program.window_bytes;
+    const std::uint64_t turns = bytes ? std::min(comm_.layout_.operation_bytes, kWander) / bytes : 0;
+    place_in_window_ = turns > 1 ? header_.seq / 2 % turns * bytes : 0;
 }
 
 bool Operation::advance() {
@@ -69,7 +81,7 @@ bool Operation::begin() {
     comm_.begun_.store(header_.seq, std::memory_order_release);
     chosen_ = !plan_->has_fallback;
     if (plan_->has_fallback && !is_offered(header_, comm_.rank())) {
-        program_ = &plan_->fallback;
+        use(plan_->fallback);
         chosen_ = true;
     }
     if (!program_->fused || !chosen_) publish(0);
@@ -160,7 +172,7 @@ Operation::Place Operation::place(const BoundBlock& block, const Operand& operan
             return {comm_.scratch_.data() + offset, nullptr, 0, count};
         case Space::Window: {
             Window& window = mine ? comm_.own() : *comm_.peer(operand.owner).window;
-            return {window.area(header_.seq) + offset, nullptr, 0, count};
+            return {window.area(header_.seq) + place_in_window_ + offset, nullptr, 0, count};
         }
         case Space::Input:
         case Space::Output:

@@ -53,6 +53,7 @@ class Operation final : public Task {
     bool receive_header(Peer& peer, std::uint64_t bytes);
     void publish(std::uint8_t flags);
     void complete();
+    void use(const BoundProgram& program) noexcept;
 
     struct Place {
         std::byte* here;        ///< null if the memory can only be reached through its process
@@ -64,7 +65,8 @@ class Operation final : public Task {
 
     Comm& comm_;
     std::shared_ptr<const Plan> plan_;
-    const BoundProgram* program_;
+    const BoundProgram* program_ = nullptr;
+    std::uint64_t place_in_window_ = 0;  ///< bytes from the start of the operation's half
     std::byte* in_;
     std::byte* out_;
     /// The user's input and output, if they are shared for this operation, which then works on the segment's

@@ -69,7 +69,7 @@ bool Operation::choose_program() {
     if (everybody) {
         reach_into_peers();
     } else {
-        program_ = &plan_->fallback;
+        use(plan_->fallback);
         shown_in_.reset();
         shown_out_.reset();
     }

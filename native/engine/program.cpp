@@ -255,6 +255,25 @@ void size_block(const Block& block, const Program& program, const Binder& binder
     bound.tile = bytes / item;
     bound.tiles = (longest + bound.tile - 1) / bound.tile;
     bound.slot_bytes = bytes;
+    // What lies in which slot is known of one block at a time: a second one must find them in the same
+    // places.
+    if (program.blocks.size() > 1) return;
+    // Short vectors leave the rest of the window to the operations after this one.
+    bound.buffers = static_cast<std::int32_t>(
+        std::clamp<std::uint64_t>(bound.tiles, 1, static_cast<std::uint64_t>(block.buffers)));
+    bound.slot_bytes = std::min(bytes, round_up(longest * item));
+}
+
+/// What of the window a block uses. Of a block without tiles a rank knows its own regions only; none is
+/// longer than the vector.
+std::uint64_t window_of(const Program& program, const BoundBlock& block, const Sizes& sizes,
+                        std::uint64_t item) {
+    const auto slots = static_cast<std::uint64_t>(program.window_slots);
+    if (block.tile) return slots * static_cast<std::uint64_t>(block.buffers) * block.slot_bytes;
+    const std::uint64_t vector = (sizes.count * item + 63) / 64 * 64;
+    if (vector < block.slot_bytes && sizes.count > 0)
+        throw std::invalid_argument("a region that is longer than the vector");
+    return slots * vector;
 }
 
 /// What one untiled block leaves in a slot, a later one finds there: they all have one stride.
@@ -317,6 +336,9 @@ BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DTyp
         bound.blocks.push_back(std::move(out));
     }
     share_stride(bound);
+    if (sizes.count > 0 && bound.uses_window)
+        for (const BoundBlock& block : bound.blocks)
+            bound.window_bytes = std::max(bound.window_bytes, window_of(program, block, sizes, item));
     return bound;
 }
 

@@ -119,6 +119,8 @@ struct BoundBlock {
 struct BoundProgram {
     std::vector<BoundBlock> blocks;
     std::uint64_t scratch_bytes = 0;
+    /// The part of a window that one operation uses at most, alike on all ranks; 0: not known.
+    std::uint64_t window_bytes = 0;
     bool uses_window = false;
     bool uses_sync = false;
     bool fused = false;  ///< its first sync step is a post to the whole clique

@@ -55,8 +55,8 @@ class SharedCopier {
     static constexpr double kForget = 1.25;
     /// Only the writer's time is seen. The reader finds an ordinary copy in a cache, if the cores share one,
     /// and a streamed one in memory: streaming must be that much cheaper to write (measured: the ratio is
-    /// 0.6-1.5 when they share a cache, 12-15 when they do not).
-    static constexpr double kReader = 3;
+    /// 0.3-1.5 when they share a cache, 4-15 when they do not).
+    static constexpr double kReader = 2.5;
 
     struct Turn {
         bool other, counts, last;
