@@ -22,8 +22,6 @@ def all_reduce(
     async_op: bool = False,
 ) -> Any:
     """Reduce `tensor` over all ranks, in place. Returns it. See `Communicator.all_reduce`."""
-    if group is None and algorithm is None and timeout is None and not async_op:
-        return state.communicator._all_reduce_now(tensor, op)
     return (group or state.communicator).all_reduce(
         tensor, op, algorithm=algorithm, timeout=timeout, async_op=async_op
     )

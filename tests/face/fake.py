@@ -88,18 +88,32 @@ class Comm:
     def recv_tensor(self, tensor: Any, src: int, tag: int, timeout: float) -> None:
         return
 
-    def remember(self, tensor: Any, op: str, plan: dict[str, Any]) -> None:
-        self.remembered[type(tensor), tensor.dtype, tensor.numel(), op] = plan
+    @staticmethod
+    def _key(operation: int, *call: Any) -> Any:
+        """What `remember` keeps a call under; None if a tensor is not ordinary."""
+        tensors = [part for part in call if hasattr(part, "is_neg")]
+        if any(t.is_neg() or not t.is_contiguous() for t in tensors):
+            return None
+        shown = [(type(p), p.dtype, p.shape) if hasattr(p, "shape") else p for p in call]
+        return operation, *shown
+
+    def remember(
+        self, operation: int, tensor: Any, out: Any, op: Any, root: int, plan: dict[str, Any], inside: Any
+    ) -> None:
+        self.remembered[self._key(operation, tensor, out, op, root)] = plan
 
     def forget(self) -> None:
         self.remembered.clear()
 
-    def call(self, tensor: Any, op: str, timeout: float) -> int:
-        if not hasattr(tensor, "is_neg") or tensor.is_neg() or not tensor.is_contiguous():
+    def call(self, operation: int, tensor: Any, out: Any, op: Any, root: Any, timeout: float) -> int:
+        if any(type(part) is list for part in (tensor, out)):
             return -1
-        plan = self.remembered.get((type(tensor), tensor.dtype, tensor.numel(), op))
-        address = tensor.data_ptr()
-        return -1 if plan is None else self.run(plan, address, address, timeout)
+        key = self._key(operation, tensor, out, op, root)
+        if key is None or key not in self.remembered:
+            return -1
+        source, target = (0 if part is None else part.data_ptr() for part in (tensor, out))
+        plan = self.remembered[key]
+        return self.run(plan, source, target or (source if plan["n_out"] else 0), timeout)
 
     def start(self, plan: dict[str, Any], in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op:
         self.runs.append((plan, in_ptr, out_ptr, timeout))
