@@ -196,8 +196,8 @@ std::optional<Shortcuts::Hit> Shortcuts::find(const Call& call) noexcept {
     if (hit.in.data && hit.out.data) {
         const auto* in = static_cast<const std::byte*>(hit.in.data);
         const auto* out = static_cast<const std::byte*>(hit.out.data);
-        const bool apart = std::less_equal<>()(in + hit.in.bytes, out) ||
-                           std::less_equal<>()(out + hit.out.bytes, in);
+        const bool apart =
+            std::less_equal<>()(in + hit.in.bytes, out) || std::less_equal<>()(out + hit.out.bytes, in);
         if (!apart && !(known.inside && in == out + *known.inside)) return {};
     } else if (known.plan->n_out > 0 && !hit.out.data) {
         hit.out = hit.in;  // in place
