@@ -89,13 +89,21 @@ class Comm:
         return
 
     @staticmethod
-    def _key(operation: int, *call: Any) -> Any:
-        """What `remember` keeps a call under; None if a tensor is not ordinary."""
-        tensors = [part for part in call if hasattr(part, "is_neg")]
-        if any(t.is_neg() or not t.is_contiguous() for t in tensors):
+    def _key(operation: int, tensor: Any, out: Any, op: Any, root: Any) -> Any:
+        """What `remember` keeps a call under; None unless its tensors are ordinary and lie apart."""
+        shown: list[Any] = []
+        spans = []
+        for part in (tensor, out):
+            if part is None:
+                shown.append(None)
+                continue
+            if not hasattr(part, "is_neg") or part.is_nested or part.is_neg() or not part.is_contiguous():
+                return None
+            shown.append((type(part), part.dtype, part.shape))
+            spans.append((part.data_ptr(), part.data_ptr() + part.nbytes))
+        if len(spans) == 2 and max(spans)[0] < min(spans)[1]:
             return None
-        shown = [(type(p), p.dtype, p.shape) if hasattr(p, "shape") else p for p in call]
-        return operation, *shown
+        return operation, *shown, op, root
 
     def remember(
         self, operation: int, tensor: Any, out: Any, op: Any, root: int, plan: dict[str, Any], inside: Any
@@ -106,8 +114,6 @@ class Comm:
         self.remembered.clear()
 
     def call(self, operation: int, tensor: Any, out: Any, op: Any, root: Any, timeout: float) -> int:
-        if any(type(part) is list for part in (tensor, out)):
-            return -1
         key = self._key(operation, tensor, out, op, root)
         if key is None or key not in self.remembered:
             return -1
