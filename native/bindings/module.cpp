@@ -141,14 +141,35 @@ int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t
     }));
 }
 
-/// Runs the remembered operation on `tensor`; -1 if none is remembered, or the tensor is not ordinary.
-int call(const CommHandle& self, nb::handle tensor, nb::handle op, double timeout) {
-    const auto hit = self.shortcuts->find(tensor.ptr(), op.ptr());
-    if (!hit) return -1;
-    if (hit->bytes >= self.noted_bytes && !self.comm->is_shared(hit->data, hit->bytes)) return -1;
+/// Whether Python takes note of this operation's tensors: they are large, and not all of them are shared.
+bool is_noted(const CommHandle& self, const Shortcuts::Hit& hit) {
+    const Plan& plan = **hit.plan;
+    if (plan.header.count * size_of(plan.dtype) < self.noted_bytes) return false;
+    // What a root sends, and an input, may be read by others meanwhile.
+    const bool alone = plan.header.root < 0;
+    const bool in_place = hit.in.data == hit.out.data;
+    const auto shared = [&](const Shortcuts::Memory& memory, bool written) {
+        return !memory.data || self.comm->is_shared(memory.data, memory.bytes, written);
+    };
+    return !shared(hit.out, alone) || (!in_place && !shared(hit.in, false));
+}
+
+/// Runs the remembered operation for such a call; -1 if none is remembered, or it is not ordinary.
+int call(const CommHandle& self, std::uint32_t operation, nb::handle tensor, nb::handle out, nb::handle op,
+         nb::handle root, double timeout) {
+    const auto hit = self.shortcuts->find({operation, tensor.ptr(), out.ptr(), op.ptr(), root.ptr()});
+    if (!hit || is_noted(self, *hit)) return -1;
     std::shared_ptr<const Plan> plan = *hit->plan;
-    return finish_call(without_gil(
-        [&] { return self.comm->run(std::move(plan), hit->data, hit->data, timeout, check_signals); }));
+    return finish_call(without_gil([&] {
+        return self.comm->run(std::move(plan), hit->in.data, hit->out.data, timeout, check_signals);
+    }));
+}
+
+void remember(const CommHandle& self, std::uint32_t operation, nb::handle tensor, nb::handle out,
+              nb::handle op, nb::handle root, std::shared_ptr<const Plan> plan,
+              std::optional<std::size_t> inside) {
+    self.shortcuts->remember({operation, tensor.ptr(), out.ptr(), op.ptr(), root.ptr()}, std::move(plan),
+                             inside);
 }
 
 /// An ordinary tensor, a rank of the communicator and a tag, as plain numbers.
@@ -318,13 +339,10 @@ void define_comm(nb::module_& m) {
              "agreed"_a, "tile_bytes"_a, "reaches_input"_a = std::vector<bool>(),
              "reaches_output"_a = std::vector<bool>(), "through_process"_a = true)
         .def("run", &run, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a)
-        .def("call", &call, "tensor"_a.none(), "op"_a.none(), "timeout"_a)
-        .def(
-            "remember",
-            [](const CommHandle& c, nb::handle tensor, nb::handle op, std::shared_ptr<const Plan> plan) {
-                c.shortcuts->remember(tensor.ptr(), op.ptr(), std::move(plan));
-            },
-            "tensor"_a, "op"_a, "plan"_a)
+        .def("call", &call, "operation"_a, "tensor"_a.none(), "out"_a.none(), "op"_a.none(), "root"_a.none(),
+             "timeout"_a)
+        .def("remember", &remember, "operation"_a, "tensor"_a.none(), "out"_a.none(), "op"_a.none(), "root"_a,
+             "plan"_a, "inside"_a.none() = nb::none())
         .def(
             "know", [](const CommHandle& c, nb::handle tensor) { c.shortcuts->know(Py_TYPE(tensor.ptr())); },
             "tensor"_a)

@@ -1,6 +1,7 @@
 #include "bindings/shortcuts.hpp"
 
 #include <cstring>
+#include <functional>
 
 namespace hcomm {
 
@@ -31,15 +32,25 @@ struct ExchangeTable {
 constexpr std::int32_t kCpu = 1;
 constexpr std::uint8_t kComplex = 5;  // may be lazily conjugated, which the structure does not tell
 
-/// The operator's name as a number; 0 if it is none.
-std::uint32_t name_code(PyObject* op) noexcept {
+/// The operator's name as a number, 0 for None; nothing if it is no name.
+std::optional<std::uint32_t> name_code(PyObject* op) noexcept {
+    if (op == Py_None) return 0;
     Py_ssize_t length = 0;
     const char* text = PyUnicode_Check(op) ? PyUnicode_AsUTF8AndSize(op, &length) : nullptr;
     if (!text) PyErr_Clear();
-    if (!text || length < 1 || length > 4) return 0;
+    if (!text || length < 1 || length > 4) return {};
     std::uint32_t code = 0;
     std::memcpy(&code, text, static_cast<std::size_t>(length));
     return code;
+}
+
+/// A rank given as an int and nothing else.
+std::optional<std::int32_t> rank_number(PyObject* root) noexcept {
+    if (!PyLong_CheckExact(root)) return {};
+    int overflow = 0;
+    const long value = PyLong_AsLongAndOverflow(root, &overflow);
+    if (overflow || value < INT32_MIN || value > INT32_MAX) return {};
+    return static_cast<std::int32_t>(value);
 }
 
 /// Elements of a contiguous tensor; -1 if it is strided.
@@ -50,6 +61,10 @@ std::int64_t contiguous_count(const DLTensor& tensor) noexcept {
         count *= tensor.shape[i];
     }
     return count;
+}
+
+void* address_of(const DLTensor& tensor) noexcept {
+    return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
 /// torch's lazily negated tensors, which the structure does not tell from others.
@@ -113,44 +128,93 @@ void Shortcuts::know(PyTypeObject* type) {
     readers_.emplace_back(type, read);
 }
 
-std::optional<Shortcuts::Look> Shortcuts::look(PyObject* tensor) const noexcept {
+/// Reads a tensor; false if it is not ordinary.
+bool Shortcuts::look(PyObject* tensor, DLTensor& view) const noexcept {
     const Read read = reader(Py_TYPE(tensor));
-    if (!read) return {};
-    DLTensor view{};
+    if (!read) return false;
     if (read(tensor, &view) != 0) {
         PyErr_Clear();
-        return {};
+        return false;
     }
-    if (view.device_type != kCpu || view.lanes != 1 || view.code == kComplex || !view.data) return {};
-    const std::int64_t count = contiguous_count(view);
-    if (count <= 0 || is_negated(tensor)) return {};
-    return Look{static_cast<std::byte*>(view.data) + view.byte_offset, static_cast<std::uint64_t>(count),
-                view.code, view.bits};
+    if (view.device_type != kCpu || view.lanes != 1 || view.code == kComplex || !view.data) return false;
+    return contiguous_count(view) > 0 && !is_negated(tensor);
 }
 
 std::optional<Shortcuts::Plain> Shortcuts::see(PyObject* tensor) const noexcept {
-    const auto seen = look(tensor);
-    const auto dtype = seen ? dtype_of(seen->code, seen->bits) : std::nullopt;
+    DLTensor view{};
+    if (!look(tensor, view)) return {};
+    const auto dtype = dtype_of(view.code, view.bits);
     if (!dtype) return {};
-    return Plain{seen->data, seen->count, *dtype};
+    return Plain{address_of(view), static_cast<std::uint64_t>(contiguous_count(view)), *dtype};
 }
 
-std::optional<Shortcuts::Hit> Shortcuts::find(PyObject* tensor, PyObject* op) noexcept {
-    const auto seen = look(tensor);
-    const std::uint32_t name = name_code(op);
-    if (!seen || name == 0) return {};
-    const auto place = plans_.find(key(*seen, name));
+std::size_t Shortcuts::Hash::operator()(const Key& key) const noexcept {
+    std::uint64_t hash = std::uint64_t{key.operation} << 32 | key.op;
+    const auto mix = [&hash](std::uint64_t word) {
+        hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+        hash ^= hash >> 29;
+    };
+    mix(static_cast<std::uint64_t>(key.root) << 32 | std::uint32_t{key.in_dtype} << 16 | key.out_dtype);
+    for (std::size_t i = 0; i < key.in_dims + key.out_dims; ++i)
+        mix(static_cast<std::uint64_t>(key.sizes[i]));
+    return hash;
+}
+
+/// What identifies a call, and where its tensors lie; nothing if it is not ordinary.
+std::optional<Shortcuts::Key> Shortcuts::key(const Call& call, Memory& in, Memory& out) const noexcept {
+    const auto op = name_code(call.op);
+    const auto root = rank_number(call.root);
+    if (!op || !root) return {};
+    Key key;
+    key.operation = call.operation;
+    key.op = *op;
+    key.root = *root;
+    std::size_t used = 0;
+    const auto add = [&](PyObject* tensor, Memory& memory, std::uint16_t& dtype, std::uint32_t& dims) {
+        if (tensor == Py_None) return true;
+        DLTensor view{};
+        if (!look(tensor, view)) return false;
+        dims = static_cast<std::uint32_t>(view.ndim);
+        if (used + dims > kDimensions) return false;
+        for (std::uint32_t i = 0; i < dims; ++i) key.sizes[used++] = view.shape[i];
+        dtype = static_cast<std::uint16_t>(view.code << 8 | view.bits);
+        memory = {address_of(view), static_cast<std::size_t>(contiguous_count(view)) * (view.bits / 8U)};
+        return true;
+    };
+    if (!add(call.tensor, in, key.in_dtype, key.in_dims)) return {};
+    if (!add(call.out, out, key.out_dtype, key.out_dims)) return {};
+    return key;
+}
+
+std::optional<Shortcuts::Hit> Shortcuts::find(const Call& call) noexcept {
+    Hit hit{};
+    const auto wanted = key(call, hit.in, hit.out);
+    if (!wanted) return {};
+    const auto place = plans_.find(*wanted);
     if (place == plans_.end()) return {};
-    return Hit{&place->second, seen->data, seen->count * (seen->bits / 8U)};
+    const Known& known = place->second;
+    if (hit.in.data && hit.out.data) {
+        const auto* in = static_cast<const std::byte*>(hit.in.data);
+        const auto* out = static_cast<const std::byte*>(hit.out.data);
+        const bool apart =
+            std::less_equal<>()(in + hit.in.bytes, out) || std::less_equal<>()(out + hit.out.bytes, in);
+        if (!apart && !(known.inside && in == out + *known.inside)) return {};
+    } else if (known.plan->n_out > 0 && !hit.out.data) {
+        hit.out = hit.in;  // in place
+    }
+    hit.plan = &known.plan;
+    return hit;
 }
 
-void Shortcuts::remember(PyObject* tensor, PyObject* op, std::shared_ptr<const Plan> plan) {
-    know(Py_TYPE(tensor));
-    const auto seen = look(tensor);
-    const std::uint32_t name = name_code(op);
-    if (!seen || name == 0) return;
+void Shortcuts::remember(const Call& call, std::shared_ptr<const Plan> plan,
+                         std::optional<std::size_t> inside) {
+    for (PyObject* tensor : {call.tensor, call.out})
+        if (tensor != Py_None) know(Py_TYPE(tensor));
+    Memory in, out;
+    const auto made = key(call, in, out);
+    if (!made) return;
     if (plans_.size() >= kCapacity) plans_.clear();
-    plans_[key(*seen, name)] = std::move(plan);
+    plans_[*made] = {std::move(plan), inside};
 }
 
 }  // namespace hcomm

@@ -100,9 +100,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     /// Offers the segment that holds this memory to all local ranks, and waits until all have mapped it.
     /// Empty, or why that failed.
     std::string share(const void* address, std::size_t bytes, double timeout);
-    /// This memory, which an operation is about to write, lies in a segment, whether or not it has been
-    /// offered.
-    bool is_shared(const void* address, std::size_t bytes) const;
+    /// This memory lies in a segment, whether or not it has been offered. `writable`: see `Segment::holds`.
+    bool is_shared(const void* address, std::size_t bytes, bool writable) const;
     /// This rank uses the segment no more.
     void unshare(std::uint64_t segment) noexcept;
 

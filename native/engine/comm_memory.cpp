@@ -75,8 +75,8 @@ std::string Comm::share(const void* address, std::size_t bytes, double timeout) 
     return who.empty() ? who : who + " could not map it (out of memory, or too many mappings?)";
 }
 
-bool Comm::is_shared(const void* address, std::size_t bytes) const {
-    return engine_->memory().find(address, bytes, true) != nullptr;
+bool Comm::is_shared(const void* address, std::size_t bytes, bool writable) const {
+    return engine_->memory().find(address, bytes, writable) != nullptr;
 }
 
 void Comm::unshare(std::uint64_t segment) noexcept {

@@ -13,8 +13,8 @@ namespace {
 /// Piece of a move that goes through process_vm_readv: large enough to pay for the system call, small enough
 /// for L2.
 constexpr std::uint64_t kRemotePiece = 128 << 10;
-/// Piece of a reduction with several destinations.
-constexpr std::uint64_t kReducePiece = 8 << 10;
+/// Piece of a move with several destinations.
+constexpr std::uint64_t kSharedPiece = 8 << 10;
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
 /// How far operations wander through their half of the window: the two halves are twice the size of a usual
@@ -221,7 +221,8 @@ bool Operation::run_sync(const BoundStep& step) {
         }
     }
     // Everybody of the clique is in this operation, so everybody has completed the one before.
-    if (step.fused) comm_.known_done_ = std::max(comm_.known_done_, header_.seq - 1);
+    if (step.ranks.size() == comm_.local_.size())
+        comm_.known_done_ = std::max(comm_.known_done_, header_.seq - 1);
     return true;
 }
 
@@ -349,28 +350,31 @@ void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::ui
     if (remote) return move_remote(block, step, tile, count);
     const unsigned divisor =
         step.final && plan_->op == ReduceOp::Avg ? static_cast<unsigned>(comm_.size()) : 1;
+    const std::uint64_t bytes = count * item_;
     const auto copy_to = [&](std::size_t i, const void* from, std::uint64_t at, std::uint64_t n) {
         void* to = static_cast<std::byte*>(dst[i]) + at;
         if (to == from) return;
         if (step.dst[i].space == Space::Window) return comm_.copier_.copy(to, from, n);
-        copy_bytes(to, from, n);
+        copy_bytes(to, from, n, bytes);
     };
-    if (step.src.size() == 1 && divisor == 1) {
-        for (std::size_t i = 0; i < step.dst.size(); ++i) copy_to(i, src[0], 0, count * item_);
-        return;
-    }
+    const bool copies = step.src.size() == 1 && divisor == 1;
     if (step.dst.size() == 1) {
+        if (copies) return copy_to(0, src[0], 0, bytes);
         plan_->kernel(dst, 1, src, static_cast<int>(step.src.size()), count, divisor);
         return;
     }
-    // Piece by piece, so that the copies to the other destinations read the result from the first-level
-    // cache.
-    const std::uint64_t piece = kReducePiece / item_;
+    // Piece by piece, so that what goes to several destinations is read from the first-level cache, but for
+    // the first time.
+    const std::uint64_t piece = kSharedPiece / item_;
     for (std::uint64_t first = 0; first < count; first += piece) {
         const std::uint64_t n = std::min(piece, count - first), at = first * item_;
-        void* result = static_cast<std::byte*>(dst[0]) + at;
-        plan_->kernel(&result, 1, src, static_cast<int>(step.src.size()), n, divisor);
-        for (std::size_t i = 1; i < step.dst.size(); ++i) copy_to(i, result, at, n * item_);
+        const void* result = src[0];
+        if (!copies) {
+            void* into = static_cast<std::byte*>(dst[0]) + at;
+            plan_->kernel(&into, 1, src, static_cast<int>(step.src.size()), n, divisor);
+            result = into;
+        }
+        for (std::size_t i = copies ? 0 : 1; i < step.dst.size(); ++i) copy_to(i, result, at, n * item_);
         for (std::size_t i = 0; i < step.src.size(); ++i)
             src[i] = static_cast<const std::byte*>(src[i]) + n * item_;
     }

@@ -219,6 +219,18 @@ BoundStep bind_step(const Step& step, const Binder& binder) {
     return bound;
 }
 
+/// The step among post, await and meet that runs first, or null: a later stage has no tile before its
+/// iteration.
+const Step* first_sync(const Block& block) {
+    const Step* first = nullptr;
+    for (const Step& step : block.steps) {
+        if (step.kind != StepKind::Post && step.kind != StepKind::Await && step.kind != StepKind::Meet)
+            continue;
+        if (!first || std::max(step.stage, 0) < std::max(first->stage, 0)) first = &step;
+    }
+    return first;
+}
+
 std::int32_t highest_slot(const Block& block, Space space) {
     std::int32_t highest = -1;
     for (const Step& step : block.steps)
@@ -324,10 +336,11 @@ BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DTyp
         out.scratch_slots = static_cast<std::uint64_t>(highest_slot(block, Space::Scratch) + 1) *
                             static_cast<std::uint64_t>(out.tile ? block.buffers : 1);
         bound.uses_window |= highest_slot(block, Space::Window) >= 0;
+        const Step* first = bound.uses_sync ? nullptr : first_sync(block);
         for (const Step& step : block.steps) {
             BoundStep s = bind_step(step, binder);
-            const bool posts = s.kind == StepKind::Post || s.kind == StepKind::Meet;
-            if ((posts || s.kind == StepKind::Await) && !bound.uses_sync) {
+            if (&step == first) {
+                const bool posts = s.kind == StepKind::Post || s.kind == StepKind::Meet;
                 bound.uses_sync = true;
                 bound.fused = s.fused = posts && s.ranks.size() + 1 == local.size();
             }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -40,7 +41,7 @@ void stream_lines(unsigned char* dst, const unsigned char* src, std::size_t n) n
 void stream(void* dst, const void* src, std::size_t n) noexcept {
     auto* to = static_cast<unsigned char*>(dst);
     const auto* from = static_cast<const unsigned char*>(src);
-    const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+    const std::size_t head = std::min(n, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
     const std::size_t lines = (n - head) / kLine * kLine;
     std::memcpy(to, from, head);
     stream_lines(to + head, from + head, lines);
@@ -49,8 +50,8 @@ void stream(void* dst, const void* src, std::size_t n) noexcept {
 
 }  // namespace
 
-void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
-    if (n >= kStreamBytes) return stream(dst, src, n);
+void copy_bytes(void* dst, const void* src, std::size_t n, std::size_t whole) noexcept {
+    if (n != 0 && std::max(n, whole) >= kStreamBytes) return stream(dst, src, n);
     if (n != 0) std::memcpy(dst, src, n);
 }
 
@@ -60,7 +61,7 @@ void copy_streaming(void* dst, const void* src, std::size_t n) noexcept {
     if (n != 0) stream(dst, src, n);
 }
 #else
-void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
+void copy_bytes(void* dst, const void* src, std::size_t n, std::size_t) noexcept {
     if (n != 0) std::memcpy(dst, src, n);
 }
 

@@ -29,8 +29,8 @@ using ReduceFn = void (*)(void* const* dst, int ndst, const void* const* src, in
 void finish(DType dtype, void* data, std::size_t count, unsigned divisor) noexcept;
 
 /// memcpy; copies too large to stay in cache bypass it. The stores are ordered before later stores of this
-/// thread.
-void copy_bytes(void* dst, const void* src, std::size_t n) noexcept;
+/// thread. `whole`: bytes of all that this is a piece of.
+void copy_bytes(void* dst, const void* src, std::size_t n, std::size_t whole = 0) noexcept;
 
 /// The same, past the cache whatever the size, where `can_stream`: for memory that another core reads next.
 /// Which of the two is faster there depends on where the cores lie; see links/shm/copier.hpp.

@@ -134,14 +134,30 @@ class Comm:
         Raises KeyboardInterrupt (and breaks the communicator) on Ctrl-C.
         """
 
-    def call(self, tensor: object, op: object, timeout: float) -> int:
-        """`run` of the plan remembered for a tensor like this, in place; -1 if there is none.
+    def call(
+        self, operation: int, tensor: object, out: object, op: object, root: object, timeout: float
+    ) -> int:
+        """`run` of the plan remembered for such a call; -1 if there is none, or its tensors are not ordinary.
 
-        Reads the tensor through DLPack's table of C functions; only plain contiguous CPU memory is found.
+        `tensor`: the input, None if this rank has none. `out`: None in place, or without an output. `op`: None
+        without an operator. `root`: -1 without one. Reads tensors through DLPack's table of C functions; only plain
+        contiguous CPU memory is found.
         """
 
-    def remember(self, tensor: object, op: str, plan: Plan) -> None:
-        """From now on `call` runs `plan` for tensors of this type, element type and length."""
+    def remember(
+        self,
+        operation: int,
+        tensor: object,
+        out: object,
+        op: str | None,
+        root: int,
+        plan: Plan,
+        inside: int | None = None,
+    ) -> None:
+        """From now on `call` runs `plan` for calls alike in everything, and in types and shapes of tensors.
+
+        `inside`: bytes into `out` where `tensor` may lie; None: they must not overlap.
+        """
 
     def know(self, tensor: object) -> None:
         """From now on ordinary tensors of this type are seen by `send_tensor` and `recv_tensor`."""

@@ -7,12 +7,17 @@ from typing import Any
 
 from hcomm import buffers, layout, operators
 from hcomm.buffers import Buffer
+from hcomm.codes import OPERATIONS
 from hcomm.core import Core
 from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call, describe
 from hcomm.layout import Blocks, Target
 from hcomm.plans import Signature
 from hcomm.work import Work
+
+_ALL_REDUCE, _BROADCAST, _REDUCE = OPERATIONS["all_reduce"], OPERATIONS["broadcast"], OPERATIONS["reduce"]
+_ALL_GATHER, _REDUCE_SCATTER = OPERATIONS["all_gather"], OPERATIONS["reduce_scatter"]
+_BARRIER = OPERATIONS["barrier"]
 
 
 class Collectives(Core):
@@ -43,30 +48,14 @@ class Collectives(Core):
             `tensor`. Integer `avg` truncates toward zero; 16-bit floats are added in float32 and rounded
             once.
         """
-        if not async_op and timeout is None and algorithm is None:
-            return self._all_reduce_now(tensor, op)
-        return self._all_reduce(tensor, op, algorithm, timeout, async_op)
-
-    def _all_reduce_now(self, tensor: Any, op: str) -> Any:
-        """`all_reduce` with nothing else said. The whole cost of a small call is here: one look in the core finds
-        the plan of an ordinary tensor on a usable communicator; everything else takes the general way.
-        """
-        status = self._call(tensor, op, self._timeout)
-        if status == 0:
-            return tensor
-        if status > 0:
-            raise self._all_reduce_failed(status, tensor, op)
-        return self._all_reduce(tensor, op, None, None, False)
-
-    def _all_reduce_failed(self, status: int, tensor: Any, op: str) -> Exception:
-        name = buffers.pack(tensor, writable=True).dtype
-        return self._fail(
-            status, Call(describe("all_reduce", name, tensor.shape, op), caller(), self._timeout)
-        )
-
-    def _all_reduce(
-        self, tensor: Any, op: str, algorithm: str | None, timeout: float | None, async_op: bool
-    ) -> Any:
+        if algorithm is None and timeout is None and not async_op:
+            # The whole cost of a small call is here: one look in the core finds the plan of an ordinary tensor on a
+            # usable communicator; everything else takes the general way. The same in the operations below.
+            status = self._call(_ALL_REDUCE, tensor, None, op, -1, self._timeout)
+            if status == 0:
+                return tensor
+            if status > 0:
+                raise self._short_failed(status, "all_reduce", tensor, op)
         self._check()
         buffer = buffers.pack(tensor, writable=True)
         operators.check(op, buffer.dtype)
@@ -74,15 +63,6 @@ class Collectives(Core):
         signature = Signature(
             "all_reduce", buffer.dtype, op, -1, n, n, n, buffer.nbytes, algorithm=algorithm or ""
         )
-        plan = self._plan(signature)
-        # Complex tensors may be lazily conjugated, so they are looked at on every call.
-        if (
-            algorithm is None
-            and buffer.family.name == "torch"
-            and not buffer.is_copy
-            and not buffer.dtype.startswith("complex")
-        ):
-            self._remember(tensor, op, plan)
         return self._in_place(signature, buffer, op, timeout, async_op)
 
     def _in_place(
@@ -103,6 +83,8 @@ class Collectives(Core):
             return buffer.owner
 
         target = buffer if signature.n_out else None
+        if not signature.algorithm:
+            self._keep(signature, buffer, target)
         say = self._saying(signature.operation, buffer, detail)
         return self._execute(signature, buffer, target, complete, say, timeout, async_op)
 
@@ -114,7 +96,7 @@ class Collectives(Core):
         self, tensor: Any, op: str = "sum", *, algorithm: str | None = None, timeout: float | None = None
     ) -> Work:
         """Start an `all_reduce`; the result of the Work is `tensor`."""
-        work: Work = self._all_reduce(tensor, op, algorithm, timeout, True)
+        work: Work = self.all_reduce(tensor, op, algorithm=algorithm, timeout=timeout, async_op=True)
         return work
 
     def broadcast(
@@ -127,6 +109,12 @@ class Collectives(Core):
         async_op: bool = False,
     ) -> Any:
         """Copy `tensor` of rank `src` into `tensor` of every other rank. Returns `tensor`."""
+        if algorithm is None and timeout is None and not async_op:
+            status = self._call(_BROADCAST, tensor, None, None, src, self._timeout)
+            if status == 0:
+                return tensor
+            if status > 0:
+                raise self._short_failed(status, "broadcast", tensor, f"root {src}")
         self._check()
         root = self._peer(src, "src")
         receives = root != self._rank
@@ -155,6 +143,12 @@ class Collectives(Core):
         async_op: bool = False,
     ) -> Any:
         """Reduce `tensor` over all ranks into `tensor` of rank `dst`; the others keep theirs. Returns `tensor`."""
+        if algorithm is None and timeout is None and not async_op:
+            status = self._call(_REDUCE, tensor, None, op, dst, self._timeout)
+            if status == 0:
+                return tensor
+            if status > 0:
+                raise self._short_failed(status, "reduce", tensor, f"{op}, root {dst}")
         self._check()
         root = self._peer(dst, "dst")
         receives = root == self._rank
@@ -209,6 +203,12 @@ class Collectives(Core):
         Returns:
             The output.
         """
+        if sizes is None and algorithm is None and timeout is None and not async_op:
+            status = self._call(_ALL_GATHER, tensor, out, None, -1, self._timeout)
+            if status == 0:
+                return out
+            if status > 0:
+                raise self._short_failed(status, "all_gather", tensor, "")
         self._check()
         source = buffers.pack(tensor, writable=False)
         blocks, target = self._gathered(source, out, sizes, "all_gather")
@@ -216,6 +216,8 @@ class Collectives(Core):
             "all_gather", source.dtype, None, -1, blocks.total, source.count, blocks.total,
             blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed, algorithm or "",
         )  # fmt: skip
+        if sizes is None and algorithm is None and not layout.is_list(out):
+            self._keep(signature, source, target.buffer, blocks.bounds[self._rank] * source.itemsize)
         say = self._saying("all_gather", source, "")
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
 
@@ -280,6 +282,12 @@ class Collectives(Core):
         Returns:
             The output.
         """
+        if sizes is None and algorithm is None and timeout is None and not async_op:
+            status = self._call(_REDUCE_SCATTER, tensor, out, op, -1, self._timeout)
+            if status == 0:
+                return out
+            if status > 0:
+                raise self._short_failed(status, "reduce_scatter", tensor, op)
         self._check()
         source, blocks = self._divided(tensor, sizes, "tensor")
         operators.check(op, source.dtype)
@@ -289,6 +297,8 @@ class Collectives(Core):
             "reduce_scatter", source.dtype, op, -1, blocks.total, blocks.total, target.buffer.count,
             blocks.total * source.itemsize, blocks.bounds, (), blocks.agreed, algorithm or "",
         )  # fmt: skip
+        if sizes is None and algorithm is None and not layout.is_list(tensor):
+            self._keep(signature, source, target.buffer)
         say = self._saying("reduce_scatter", source, op)
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
 
@@ -331,8 +341,16 @@ class Collectives(Core):
         self, *, algorithm: str | None = None, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Return (or complete) when every rank has called it. Returns None."""
+        if algorithm is None and timeout is None and not async_op:
+            status = self._call(_BARRIER, None, None, None, -1, self._timeout)
+            if status == 0:
+                return None
+            if status > 0:
+                raise self._fail(status, Call(_barrier(), caller(), self._timeout))
         self._check()
         signature = Signature("barrier", "uint8", None, -1, 0, 0, 0, 0, algorithm=algorithm or "")
+        if algorithm is None:
+            self._keep(signature, None, None)
         return self._execute(signature, None, None, _nothing, _barrier, timeout, async_op)
 
     def barrier_async(self, *, algorithm: str | None = None, timeout: float | None = None) -> Work:

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Protocol
 
 from hcomm import _native
-from hcomm.buffers import Buffer
+from hcomm.buffers import Buffer, pack
 from hcomm.codes import DTYPES, NO_OPERATOR, OPERATIONS, OPERATORS
 from hcomm.diagnose import telling
 from hcomm.diagnose.callsite import caller
-from hcomm.diagnose.report import Call, Reporter
+from hcomm.diagnose.report import Call, Reporter, describe
 from hcomm.errors import (
     BrokenCommunicator,
     CommunicatorError,
@@ -96,7 +96,7 @@ class Core:
         self._algorithms = dict(algorithms)
         self._reporter = Reporter(native, rank, ranks, pids, name)
         self._plans: PlanCache[Signature, _native.Plan] = PlanCache()
-        # The core remembers plans of all_reduce on ordinary tensors. Whatever ends the communicator makes it
+        # The core remembers plans of blocking calls on ordinary tensors. Whatever ends the communicator makes it
         # forget them, so a hit proves that the communicator is usable.
         self._call = native.call
         self._remember = native.remember
@@ -194,6 +194,46 @@ class Core:
         )
         self._plans[signature] = plan
         return plan
+
+    def _keep(
+        self, signature: Signature, source: Buffer | None, target: Buffer | None, inside: int | None = None
+    ) -> None:
+        """Let the core find the plan of calls like this one, which has been checked, by their tensors alone.
+
+        To be called only where nothing but operation, operator, root, and shapes and element types of tensors
+        decided what is valid. What may differ between calls whose shapes are alike is not kept: strided tensors;
+        complex ones, which may be lazily conjugated; NumPy's, which may be read-only.
+
+        Args:
+            signature: of the call.
+            source, target: its input and output, None where there is none; the same for operations in place.
+            inside: bytes into the output where the input may lie; None: they must not overlap.
+        """
+        for buffer in (source, target):
+            if buffer is not None and (
+                buffer.is_copy
+                or buffer.owner is not buffer.array
+                or buffer.family.name != "torch"
+                or buffer.dtype.startswith("complex")
+            ):
+                return
+        self._remember(
+            OPERATIONS[signature.operation],
+            None if source is None else source.array,
+            None if target is None or target is source else target.array,
+            signature.op,
+            signature.root,
+            self._plan(signature),
+            inside,
+        )
+
+    def _short_failed(
+        self, status: int, operation: str, tensor: Any, detail: str, shape: Sequence[int] | None = None
+    ) -> HcommError:
+        """The exception for a call whose plan the core had found; `shape` if it is not that of `tensor`."""
+        buffer = pack(tensor, writable=False)
+        what = describe(operation, buffer.dtype, shape or buffer.shape, detail)
+        return self._fail(status, Call(what, caller(), self._timeout))
 
     def _execute(
         self,

@@ -7,11 +7,14 @@ from typing import Any
 
 from hcomm import buffers, layout
 from hcomm.buffers import Buffer
+from hcomm.codes import OPERATIONS
 from hcomm.collectives import Collectives
 from hcomm.diagnose.report import describe
 from hcomm.layout import Blocks, Target
 from hcomm.plans import Signature, agreement
 from hcomm.work import Work
+
+_ALL_TO_ALL, _GATHER, _SCATTER = OPERATIONS["all_to_all"], OPERATIONS["gather"], OPERATIONS["scatter"]
 
 
 class Exchanges(Collectives):
@@ -41,6 +44,18 @@ class Exchanges(Collectives):
         Returns:
             The output.
         """
+        if (
+            input_sizes is None
+            and output_sizes is None
+            and algorithm is None
+            and timeout is None
+            and not async_op
+        ):
+            status = self._call(_ALL_TO_ALL, tensor, out, None, -1, self._timeout)
+            if status == 0:
+                return out
+            if status > 0:
+                raise self._short_failed(status, "all_to_all", tensor, "")
         self._check()
         if (input_sizes is None) != (output_sizes is None):
             raise ValueError("all_to_all needs both input_sizes and output_sizes, or neither")
@@ -53,6 +68,8 @@ class Exchanges(Collectives):
             "all_to_all", source.dtype, None, -1, count, source.count, target.buffer.count, count * source.itemsize,
             sent.bounds, received.bounds, agreement("uneven") if uneven else 0, algorithm or "",
         )  # fmt: skip
+        if not uneven and algorithm is None:
+            self._keep(signature, source, target.buffer)
         say = self._saying("all_to_all", source, f"sizes {sent.sizes} to {received.sizes}" if uneven else "")
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)
 
@@ -125,6 +142,12 @@ class Exchanges(Collectives):
         Returns:
             The output on the root, None elsewhere.
         """
+        if sizes is None and algorithm is None and timeout is None and not async_op:
+            status = self._call(_GATHER, tensor, out, None, dst, self._timeout)
+            if status == 0:
+                return out
+            if status > 0:
+                raise self._short_failed(status, "gather", tensor, f"root {dst}")
         self._check()
         root = self._peer(dst, "dst")
         source = buffers.pack(tensor, writable=False)
@@ -141,6 +164,9 @@ class Exchanges(Collectives):
             "gather", source.dtype, None, root, blocks.total, source.count, blocks.total if target else 0,
             blocks.total * source.itemsize, (), blocks.bounds, blocks.agreed, algorithm or "",
         )  # fmt: skip
+        if sizes is None and algorithm is None and not layout.is_list(out):
+            own = blocks.bounds[self._rank] * source.itemsize
+            self._keep(signature, source, target.buffer if target else None, own)
         say = self._saying("gather", source, f"root {root}")
         finish = target.finish if target else _nothing
         return self._execute(
@@ -188,6 +214,13 @@ class Exchanges(Collectives):
         Returns:
             The output.
         """
+        if sizes is None and algorithm is None and timeout is None and not async_op:
+            status = self._call(_SCATTER, tensor, out, None, src, self._timeout)
+            if status == 0:
+                return out
+            if status > 0:
+                shape = layout.from_block(out.shape, self._rank, self._size, None).shape
+                raise self._short_failed(status, "scatter", out, f"root {src}", shape)
         self._check()
         root = self._peer(src, "src")
         source: Buffer | None = None
@@ -211,6 +244,8 @@ class Exchanges(Collectives):
             target.buffer.count, blocks.total * target.buffer.itemsize, blocks.bounds, (), blocks.agreed,
             algorithm or "",
         )  # fmt: skip
+        if sizes is None and algorithm is None and not layout.is_list(tensor):
+            self._keep(signature, source, target.buffer)
         shape = blocks.shape if not blocks.scalar else (self._size,)
         say = lambda: describe("scatter", target.buffer.dtype, shape, f"root {root}")  # noqa: E731
         return self._execute(signature, source, target.buffer, target.finish, say, timeout, async_op)

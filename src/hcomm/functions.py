@@ -23,7 +23,7 @@ def all_reduce(
 ) -> Any:
     """Reduce `tensor` over all ranks, in place. Returns it. See `Communicator.all_reduce`."""
     if group is None and algorithm is None and timeout is None and not async_op:
-        return state.communicator._all_reduce_now(tensor, op)
+        return state.communicator.all_reduce(tensor, op)
     return (group or state.communicator).all_reduce(
         tensor, op, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -51,6 +51,8 @@ def broadcast(
     async_op: bool = False,
 ) -> Any:
     """Copy `tensor` of rank `src` to every rank, in place. Returns it. See `Communicator.broadcast`."""
+    if group is None and algorithm is None and timeout is None and not async_op:
+        return state.communicator.broadcast(tensor, src)
     return (group or state.communicator).broadcast(
         tensor, src, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -79,6 +81,8 @@ def reduce(
     async_op: bool = False,
 ) -> Any:
     """Reduce `tensor` over all ranks into that of rank `dst`. Returns it. See `Communicator.reduce`."""
+    if group is None and algorithm is None and timeout is None and not async_op:
+        return state.communicator.reduce(tensor, dst, op)
     return (group or state.communicator).reduce(
         tensor, dst, op, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -108,6 +112,8 @@ def all_gather(
     async_op: bool = False,
 ) -> Any:
     """The tensors of all ranks, concatenated along dimension 0, or in `out`. See `Communicator.all_gather`."""
+    if sizes is None and group is None and algorithm is None and timeout is None and not async_op:
+        return state.communicator.all_gather(tensor, out)
     comm = group or state.communicator
     return comm.all_gather(tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
@@ -139,6 +145,8 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> Any:
     """This rank's block of the reduction of `tensor` over all ranks. See `Communicator.reduce_scatter`."""
+    if sizes is None and group is None and algorithm is None and timeout is None and not async_op:
+        return state.communicator.reduce_scatter(tensor, out, op)
     comm = group or state.communicator
     return comm.reduce_scatter(
         tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
@@ -274,6 +282,8 @@ def barrier(
     *, group: Group = None, algorithm: str | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:
     """Return when every rank has called it. See `Communicator.barrier`."""
+    if group is None and algorithm is None and timeout is None and not async_op:
+        return state.communicator.barrier()
     return (group or state.communicator).barrier(algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 

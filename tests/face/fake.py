@@ -91,18 +91,38 @@ class Comm:
     def recv_tensor(self, tensor: Any, src: int, tag: int, timeout: float) -> None:
         return
 
-    def remember(self, tensor: Any, op: str, plan: dict[str, Any]) -> None:
-        self.remembered[type(tensor), tensor.dtype, tensor.numel(), op] = plan
+    @staticmethod
+    def _key(operation: int, tensor: Any, out: Any, op: Any, root: Any) -> Any:
+        """What `remember` keeps a call under; None unless its tensors are ordinary and lie apart."""
+        shown: list[Any] = []
+        spans = []
+        for part in (tensor, out):
+            if part is None:
+                shown.append(None)
+                continue
+            if not hasattr(part, "is_neg") or part.is_nested or part.is_neg() or not part.is_contiguous():
+                return None
+            shown.append((type(part), part.dtype, part.shape))
+            spans.append((part.data_ptr(), part.data_ptr() + part.nbytes))
+        if len(spans) == 2 and max(spans)[0] < min(spans)[1]:
+            return None
+        return operation, *shown, op, root
+
+    def remember(
+        self, operation: int, tensor: Any, out: Any, op: Any, root: int, plan: dict[str, Any], inside: Any
+    ) -> None:
+        self.remembered[self._key(operation, tensor, out, op, root)] = plan
 
     def forget(self) -> None:
         self.remembered.clear()
 
-    def call(self, tensor: Any, op: str, timeout: float) -> int:
-        if not hasattr(tensor, "is_neg") or tensor.is_neg() or not tensor.is_contiguous():
+    def call(self, operation: int, tensor: Any, out: Any, op: Any, root: Any, timeout: float) -> int:
+        key = self._key(operation, tensor, out, op, root)
+        if key is None or key not in self.remembered:
             return -1
-        plan = self.remembered.get((type(tensor), tensor.dtype, tensor.numel(), op))
-        address = tensor.data_ptr()
-        return -1 if plan is None else self.run(plan, address, address, timeout)
+        source, target = (0 if part is None else part.data_ptr() for part in (tensor, out))
+        plan = self.remembered[key]
+        return self.run(plan, source, target or (source if plan["n_out"] else 0), timeout)
 
     def start(self, plan: dict[str, Any], in_ptr: int, out_ptr: int, timeout: float, where: str) -> Op:
         self.runs.append((plan, in_ptr, out_ptr, timeout))

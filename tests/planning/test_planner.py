@@ -46,7 +46,8 @@ def planner(
         (ONE_HOST, "all_reduce", "float32", 64 * KB + 4, "staged"),
         (ONE_HOST, "all_reduce", "bfloat16", 100 * MB, "staged"),
         (ONE_HOST, "broadcast", "float32", 8, "staged"),
-        (ONE_HOST, "reduce", "float16", 8, "staged"),
+        (ONE_HOST, "reduce", "float16", 8, "oneshot"),
+        (ONE_HOST, "reduce", "float32", MB, "staged"),
         (ONE_HOST, "all_gather", "float32", 8, "staged"),
         (ONE_HOST, "reduce_scatter", "float32", MB, "staged"),
         (ONE_HOST, "all_to_all", "float32", MB, "pairwise"),
@@ -187,8 +188,8 @@ def test_shared_memory_has_a_program_of_its_own() -> None:
     assert (list(choice.reaches_input), list(choice.reaches_output)) == ([False] * 4, [True] * 4)
     assert not choice.through_process
     assert "direct when all tensors are in shared memory" in choice.why
-    from_two = planner().choose("broadcast", "float32", None, MB, 2)
-    assert list(from_two.reaches_output) == [False, False, True, False]
+    shown = planner().choose("all_gather", "float32", None, MB, None)
+    assert (list(shown.reaches_input), list(shown.reaches_output)) == ([False] * 4, [True] * 4)
     scattered = planner().choose("reduce_scatter", "float32", "sum", MB, None)
     assert list(scattered.reaches_input) == [True] * 4
 
@@ -223,7 +224,7 @@ def test_asked_for_by_call_or_setting() -> None:
     assert (choice.algorithm, choice.why) == ("ring", "asked for by the setting ALLREDUCE_ALGO")
     choice = p.choose("all_reduce", "float32", "sum", 8, None, "star")
     assert (choice.algorithm, choice.why) == ("star", "asked for by the call")
-    assert p.choose("reduce", "float32", "sum", 8, 0).algorithm == "staged"
+    assert p.choose("reduce", "float32", "sum", 8, 0).algorithm == "oneshot"
     assert (
         planner(settings={"ALLREDUCE_ALGO": ""}).choose("all_reduce", "int8", "sum", 8, None).algorithm
         == "oneshot"

@@ -238,11 +238,14 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
         choices.insert(0, ("meet", "all ranks share memory"))
     elif request.operation in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"):
         choices.insert(0, ("staged", "all ranks share memory"))
+    oneshot = ("oneshot", f"all ranks share memory, together at most {ONESHOT_BYTES} bytes")
+    if request.operation == "reduce" and request.nbytes * world.size <= ONESHOT_BYTES:
+        choices.insert(0, oneshot)
     if request.operation == "all_reduce":
         if world.crowded and world.size > 2:
             choices[:0] = _crowded(request, once)
         elif request.nbytes * world.size <= ONESHOT_BYTES:
-            choices.insert(0, ("oneshot", f"all ranks share memory, together at most {ONESHOT_BYTES} bytes"))
+            choices.insert(0, oneshot)
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
             choices.insert(0, ("direct", "all ranks reach each other's buffers"))
     if fast:
