@@ -159,9 +159,9 @@ def _pieces(parameters: Sequence[Named]) -> list[list[Named]]:
     """
     pieces: list[list[Named]] = []
     for item in parameters:
-        first = pieces[-1][0][1] if pieces else None
-        small = first is not None and first.dtype == item[1].dtype and item[1].dim() < 2
-        if small and _SMALL * _padded_bytes(item) <= first.nbytes:
+        first, vector = pieces[-1][0][1] if pieces else item[1], item[1]
+        belongs = vector.dim() < 2 and vector.dtype == first.dtype
+        if pieces and belongs and _SMALL * _padded_bytes(item) <= first.nbytes:
             pieces[-1].append(item)
         else:
             pieces.append([item])
