@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "engine/engine.hpp"
+#include "kernels/kernels.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -53,6 +54,13 @@ void define_memory(nb::module_& m) {
             return new SegmentHandle{std::move(engine), std::move(segment)};
         },
         "engine"_a, "ptr"_a, "nbytes"_a);
+    m.def(
+        "copy",
+        [](std::uintptr_t dst, std::uintptr_t src, std::size_t bytes) {
+            const nb::gil_scoped_release release;
+            copy_bytes(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+        },
+        "dst"_a, "src"_a, "nbytes"_a);
 }
 
 }  // namespace hcomm

@@ -119,6 +119,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
     /// Drives what there is to drive; false if nothing moved. `due` becomes the latest time for the next
     /// call, if that is earlier.
     bool drive_from_engine(Clock::time_point& due);
+    /// What it waits for wakes poll(2) by itself.
+    bool waits_for_sockets();
     int priority() const noexcept { return config_.priority; }
     void collect_data_fds_locked(std::vector<pollfd>& fds);
     /// Before and after the engine's thread sleeps in poll(2).

@@ -321,10 +321,20 @@ bool Comm::drive_from_engine(Clock::time_point& due) {
     return moved;
 }
 
+bool Comm::waits_for_sockets() {
+    const std::lock_guard lock(mutex_);
+    const Operation* operation = head();
+    if (!operation || messenger_->active()) return false;
+    const Peer* peer = operation->waiting_for();
+    return peer ? peer->coll->fd() >= 0 : local_.empty();
+}
+
 void Comm::collect_data_fds(std::vector<pollfd>& fds) {
     if (const Operation* operation = head())
-        if (Peer* peer = operation->waiting_for(); peer && peer->coll->fd() >= 0 && peer->lost_at == 0)
+        if (Peer* peer = operation->waiting_for(); peer && peer->coll->fd() >= 0 && peer->lost_at == 0) {
+            peer->coll->expect(operation->waiting_bytes());
             fds.push_back({peer->coll->fd(), POLLIN, 0});
+        }
     for (Peer* peer : others_)
         if (!peer->outbox.empty() && peer->coll->fd() >= 0 && peer->lost_at == 0)
             fds.push_back({peer->coll->fd(), POLLOUT, 0});

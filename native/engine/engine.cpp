@@ -16,7 +16,8 @@
 namespace hcomm {
 namespace {
 
-/// How long the thread tries, yielding, before it sleeps while there is work.
+/// How long the thread tries, yielding, before it sleeps while there is work: a peer that shares memory would
+/// have to make two system calls to wake it. What comes through a socket wakes it anyway.
 constexpr auto kEager = std::chrono::microseconds(50);
 /// How often it looks after what is expected to come in without anybody ringing.
 constexpr int kTickMilliseconds = 50;
@@ -145,14 +146,15 @@ void Engine::work(const std::vector<std::shared_ptr<Comm>>& comms) {
     auto due = Clock::time_point::max();
     while (!stop_) {
         int active = 0;
-        bool moved = false;
+        bool moved = false, near = false;
         for (const auto& comm : comms) {
             if (active >= most_ && moved) break;
             if (!comm->needs_engine()) continue;
             ++active;
             moved |= comm->drive_from_engine(due);
+            near |= !comm->waits_for_sockets();
         }
-        if (active == 0 || Clock::now() >= limit) return;
+        if (active == 0 || !(moved || near) || Clock::now() >= limit) return;
         ::sched_yield();
     }
 }

@@ -289,6 +289,7 @@ bool Operation::run_receive(const BoundBlock& block, const BoundStep& step, std:
     if (!in_body_) {
         if (!receive_header(peer, bytes)) {
             waiting_ = &peer;
+            missing_ = sizeof(OpHeader);
             comm_.flush_all();
             return false;
         }
@@ -315,6 +316,7 @@ bool Operation::run_receive(const BoundBlock& block, const BoundStep& step, std:
         if (moved == 0) {
             if (peer.coll->ended()) peer.note_lost();
             waiting_ = &peer;
+            missing_ = bytes - progress_;
             return false;
         }
     }

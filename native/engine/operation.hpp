@@ -28,6 +28,8 @@ class Operation final : public Task {
     const OpHeader& header() const noexcept { return header_; }
     /// The peer it waits for, or null; valid after advance() returned false.
     Peer* waiting_for() const noexcept { return waiting_; }
+    /// Bytes of its message that are still to come, or those of a header.
+    std::size_t waiting_bytes() const noexcept { return missing_; }
     /// Its first step may have run: before, it has touched nothing and told nobody.
     bool begun() const noexcept { return begun_; }
 
@@ -83,6 +85,7 @@ class Operation final : public Task {
     const bool in_place_;
     bool implied_ = false;  ///< all have shown their headers first: that was everybody's first post
     Peer* waiting_ = nullptr;
+    std::size_t missing_ = 1;
 };
 
 }  // namespace hcomm

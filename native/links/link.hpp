@@ -33,6 +33,8 @@ class Link {
     virtual bool ended() const noexcept = 0;
     /// Asks to be woken when there is room to write again.
     virtual void want_room() noexcept {}
+    /// A sleeper need not be woken before that much more can be read.
+    virtual void expect(std::size_t) noexcept {}
     /// For poll(2); -1 if this link wakes through the window's doorbell.
     virtual int fd() const noexcept = 0;
 };

@@ -82,6 +82,9 @@ def allocate(engine: Engine, nbytes: int) -> Segment:
 def adopt(engine: Engine, ptr: int, nbytes: int) -> Segment:
     """Share existing memory in place. Raises ValueError where that cannot be, OSError."""
 
+def copy(dst: int, src: int, nbytes: int) -> None:
+    """memcpy, without the GIL; past the cache where it is large."""
+
 class Comm:
     def __init__(
         self,

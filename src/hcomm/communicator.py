@@ -128,6 +128,8 @@ class Communicator(Exchanges, PointToPoint, Costed):
         self._hosts = tuple(wiring.hosts)
         self._settings = settings
         self._described = fast
+        #: Groups of its ranks that were made to do its work; their bytes are its own.
+        self._helpers: list[Communicator] = []
         if settings.text("AUTO_REGISTER") == "on" and len(clique) == wiring.size > 1:
             self._automatic = memory.Automatic(self, engine)
             self._noted_bytes = native.noted_bytes = memory.Automatic.LEAST
@@ -218,6 +220,9 @@ class Communicator(Exchanges, PointToPoint, Costed):
         What ranks of a host read from each other's memory passes no link and is not counted.
         """
         sent = {rank: self._native.bytes_sent(rank) for rank in range(self._size) if rank != self._rank}
+        for helper in self._helpers:
+            for rank, nbytes in helper.statistics().sent.items():
+                sent[self._ranks.index(helper._ranks[rank])] += nbytes
         return Statistics(sent, sum(sent[rank] for rank in sent if rank not in self._clique))
 
     @property

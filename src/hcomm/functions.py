@@ -24,9 +24,7 @@ def all_reduce(
     """Reduce `tensor` over all ranks, in place. Returns it. See `Communicator.all_reduce`."""
     if group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.all_reduce(tensor, op)
-    return (group or state.communicator).all_reduce(
-        tensor, op, algorithm=algorithm, timeout=timeout, async_op=async_op
-    )
+    return state.of(group).all_reduce(tensor, op, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
 def all_reduce_async(
@@ -38,7 +36,7 @@ def all_reduce_async(
     timeout: float | None = None,
 ) -> Work:
     """Start an `all_reduce`. See `Communicator.all_reduce`."""
-    return (group or state.communicator).all_reduce_async(tensor, op, algorithm=algorithm, timeout=timeout)
+    return state.of(group).all_reduce_async(tensor, op, algorithm=algorithm, timeout=timeout)
 
 
 def broadcast(
@@ -53,9 +51,7 @@ def broadcast(
     """Copy `tensor` of rank `src` to every rank, in place. Returns it. See `Communicator.broadcast`."""
     if group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.broadcast(tensor, src)
-    return (group or state.communicator).broadcast(
-        tensor, src, algorithm=algorithm, timeout=timeout, async_op=async_op
-    )
+    return state.of(group).broadcast(tensor, src, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
 def broadcast_async(
@@ -67,7 +63,7 @@ def broadcast_async(
     timeout: float | None = None,
 ) -> Work:
     """Start a `broadcast`. See `Communicator.broadcast`."""
-    return (group or state.communicator).broadcast_async(tensor, src, algorithm=algorithm, timeout=timeout)
+    return state.of(group).broadcast_async(tensor, src, algorithm=algorithm, timeout=timeout)
 
 
 def reduce(
@@ -83,9 +79,7 @@ def reduce(
     """Reduce `tensor` over all ranks into that of rank `dst`. Returns it. See `Communicator.reduce`."""
     if group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.reduce(tensor, dst, op)
-    return (group or state.communicator).reduce(
-        tensor, dst, op, algorithm=algorithm, timeout=timeout, async_op=async_op
-    )
+    return state.of(group).reduce(tensor, dst, op, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
 def reduce_async(
@@ -98,7 +92,7 @@ def reduce_async(
     timeout: float | None = None,
 ) -> Work:
     """Start a `reduce`. See `Communicator.reduce`."""
-    return (group or state.communicator).reduce_async(tensor, dst, op, algorithm=algorithm, timeout=timeout)
+    return state.of(group).reduce_async(tensor, dst, op, algorithm=algorithm, timeout=timeout)
 
 
 def all_gather(
@@ -114,7 +108,7 @@ def all_gather(
     """The tensors of all ranks, concatenated along dimension 0, or in `out`. See `Communicator.all_gather`."""
     if sizes is None and group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.all_gather(tensor, out)
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.all_gather(tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
@@ -128,9 +122,7 @@ def all_gather_async(
     timeout: float | None = None,
 ) -> Work:
     """Start an `all_gather`. See `Communicator.all_gather`."""
-    return (group or state.communicator).all_gather_async(
-        tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout
-    )
+    return state.of(group).all_gather_async(tensor, out, sizes=sizes, algorithm=algorithm, timeout=timeout)
 
 
 def reduce_scatter(
@@ -147,7 +139,7 @@ def reduce_scatter(
     """This rank's block of the reduction of `tensor` over all ranks. See `Communicator.reduce_scatter`."""
     if sizes is None and group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.reduce_scatter(tensor, out, op)
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.reduce_scatter(
         tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -164,7 +156,7 @@ def reduce_scatter_async(
     timeout: float | None = None,
 ) -> Work:
     """Start a `reduce_scatter`. See `Communicator.reduce_scatter`."""
-    return (group or state.communicator).reduce_scatter_async(
+    return state.of(group).reduce_scatter_async(
         tensor, out, op, sizes=sizes, algorithm=algorithm, timeout=timeout
     )
 
@@ -181,7 +173,7 @@ def all_to_all(
     async_op: bool = False,
 ) -> Any:
     """Block r of `tensor` goes to rank r, block r of the output comes from rank r. See `Communicator.all_to_all`."""
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.all_to_all(
         tensor,
         out,
@@ -204,7 +196,7 @@ def all_to_all_async(
     timeout: float | None = None,
 ) -> Work:
     """Start an `all_to_all`. See `Communicator.all_to_all`."""
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.all_to_all_async(
         tensor, out, input_sizes=input_sizes, output_sizes=output_sizes, algorithm=algorithm, timeout=timeout
     )
@@ -222,7 +214,7 @@ def gather(
     async_op: bool = False,
 ) -> Any:
     """The tensors of all ranks, concatenated, on rank `dst`; None elsewhere. See `Communicator.gather`."""
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.gather(
         tensor, dst, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -239,7 +231,7 @@ def gather_async(
     timeout: float | None = None,
 ) -> Work:
     """Start a `gather`. See `Communicator.gather`."""
-    return (group or state.communicator).gather_async(
+    return state.of(group).gather_async(
         tensor, dst, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout
     )
 
@@ -256,7 +248,7 @@ def scatter(
     async_op: bool = False,
 ) -> Any:
     """This rank's block of `tensor` of rank `src`. See `Communicator.scatter`."""
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.scatter(
         tensor, src, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout, async_op=async_op
     )
@@ -273,7 +265,7 @@ def scatter_async(
     timeout: float | None = None,
 ) -> Work:
     """Start a `scatter`. See `Communicator.scatter`."""
-    return (group or state.communicator).scatter_async(
+    return state.of(group).scatter_async(
         tensor, src, out=out, sizes=sizes, algorithm=algorithm, timeout=timeout
     )
 
@@ -284,19 +276,19 @@ def barrier(
     """Return when every rank has called it. See `Communicator.barrier`."""
     if group is None and algorithm is None and timeout is None and not async_op:
         return state.communicator.barrier()
-    return (group or state.communicator).barrier(algorithm=algorithm, timeout=timeout, async_op=async_op)
+    return state.of(group).barrier(algorithm=algorithm, timeout=timeout, async_op=async_op)
 
 
 def barrier_async(*, group: Group = None, algorithm: str | None = None, timeout: float | None = None) -> Work:
     """Start a `barrier`. See `Communicator.barrier`."""
-    return (group or state.communicator).barrier_async(algorithm=algorithm, timeout=timeout)
+    return state.of(group).barrier_async(algorithm=algorithm, timeout=timeout)
 
 
 def send(tensor: Any, dst: int, tag: int = 0, *, group: Group = None, timeout: float | None = None) -> Work:
     """Start sending `tensor` to rank `dst`; wait on the Work before reusing it. See `Communicator.send`."""
     if group is None and timeout is None:
         return state.communicator._send_now(tensor, dst, tag)
-    return (group or state.communicator).send(tensor, dst, tag, timeout=timeout)
+    return state.of(group).send(tensor, dst, tag, timeout=timeout)
 
 
 def recv(
@@ -311,14 +303,14 @@ def recv(
     """Receive into `tensor` from rank `src` (None: from anyone). Returns it. See `Communicator.recv`."""
     if group is None and timeout is None and not async_op:
         return state.communicator._recv_now(tensor, src, tag)
-    return (group or state.communicator).recv(tensor, src, tag, timeout=timeout, async_op=async_op)
+    return state.of(group).recv(tensor, src, tag, timeout=timeout, async_op=async_op)
 
 
 def recv_async(
     tensor: Any, src: int | None = None, tag: int = 0, *, group: Group = None, timeout: float | None = None
 ) -> Work:
     """Start a `recv`. See `Communicator.recv`."""
-    return (group or state.communicator).recv_async(tensor, src, tag, timeout=timeout)
+    return state.of(group).recv_async(tensor, src, tag, timeout=timeout)
 
 
 def new_group(
@@ -333,7 +325,7 @@ def new_group(
     group: Group = None,
 ) -> Communicator:
     """A communicator of some ranks; only its members call this. See `Communicator.new_group`."""
-    comm = group or state.communicator
+    comm = state.of(group)
     return comm.new_group(
         ranks,
         transport=transport,
@@ -365,12 +357,12 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32", *, group: Group = 
         UnsupportedBuffer: the element type is not one of hcomm's.
         OSError: the system gives no such memory.
     """
-    return (group or state.communicator).empty(shape, dtype)
+    return state.of(group).empty(shape, dtype)
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = "float32", *, group: Group = None) -> Any:
     """Like `empty`, filled with zeros."""
-    return (group or state.communicator).zeros(shape, dtype)
+    return state.of(group).zeros(shape, dtype)
 
 
 def register(tensor: Any, *, group: Group = None) -> Any:
@@ -392,7 +384,7 @@ def register(tensor: Any, *, group: Group = None) -> Any:
             else, read-only, or holds no whole page (4 KiB).
         OSError: the system gives no memory.
     """
-    return (group or state.communicator).register(tensor)
+    return state.of(group).register(tensor)
 
 
 def unregister(tensor: Any, *, group: Group = None) -> None:
@@ -401,4 +393,4 @@ def unregister(tensor: Any, *, group: Group = None) -> None:
     Raises:
         ValueError: it is not registered, or an operation on it is not complete.
     """
-    (group or state.communicator).unregister(tensor)
+    state.of(group).unregister(tensor)

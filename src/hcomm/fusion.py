@@ -42,7 +42,7 @@ def all_reduce_multi(
         CollectiveMismatch: the lists differ between ranks, in shapes too.
         CommunicatorError: an operation failed.
     """
-    communicator = group or state.communicator
+    communicator = state.of(group)
     communicator._check()
     packed = [buffers.pack(tensor, writable=True) for tensor in tensors]
     by_type: dict[str, list[Buffer]] = {}

@@ -42,7 +42,7 @@ class Mesh:
     """
 
     def __init__(self, *, group: Communicator | None = None, **axes: int) -> None:
-        world = group or state.communicator
+        world = state.of(group)
         told = _exchange(world, ", ".join(f"{name}={size!r}" for name, size in axes.items()))
         if len(set(told)) > 1:
             listed = "; ".join(f"rank {rank}: Mesh({text})" for rank, text in enumerate(told))

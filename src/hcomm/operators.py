@@ -19,7 +19,7 @@ def check(op: str, dtype: str) -> None:
     Raises:
         UnsupportedOperator: lists what would be accepted.
     """
-    if op not in OPERATORS:
+    if not isinstance(op, str) or op not in OPERATORS:
         raise UnsupportedOperator(f"unknown reduction operator {op!r}; known: {', '.join(OPERATORS)}")
     refused: tuple[str, ...] = ()
     if dtype == "bool":

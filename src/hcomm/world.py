@@ -53,6 +53,17 @@ class State:
         """Whether there is a default communicator."""
         return isinstance(self.communicator, Communicator)
 
+    def of(self, group: Communicator | None) -> Communicator:
+        """The communicator that was given as `group=`, or (None) the default one. Raises ValueError."""
+        if group is None:
+            return self.communicator
+        if isinstance(group, Communicator):
+            return group
+        raise ValueError(
+            f"group must be an hcomm.Communicator (hcomm.new_group(ranks) makes one), or None for all ranks; found "
+            f"{group!r}. Of a process group of torch take hcomm.torch.communicator(group)"
+        )
+
 
 VERSION = "0.1.0"
 
@@ -272,12 +283,12 @@ def _job() -> World:
 
 def rank(group: Communicator | None = None) -> int:
     """This process's rank in the job, or in `group`. Raises NotInitialized."""
-    return (group or state.communicator).rank
+    return state.of(group).rank
 
 
 def world_size(group: Communicator | None = None) -> int:
     """Number of ranks in the job, or in `group`. Raises NotInitialized."""
-    return (group or state.communicator).size
+    return state.of(group).size
 
 
 def local_rank() -> int:
@@ -298,4 +309,4 @@ def node() -> str:
 
 def get_backend_name(group: Communicator | None = None) -> str:
     """How the ranks are joined: `shm`, `tcp`, `shm+tcp`, or `self` for a single rank. Raises NotInitialized."""
-    return (group or state.communicator).backend_name
+    return state.of(group).backend_name

@@ -98,7 +98,7 @@ def reductions() -> list[str]:
                     else:
                         optimizer.zero_grad(set_to_none=clearing == "none")
                     wanted = expected(model, size, step, sides[side])
-                    if clearing != "none":
+                    if clearing == "zero":
                         zeros = {n: torch.zeros(p.shape) for n, p in model.named_parameters()}
                         zeros["frozen"] = None
                         wanted = {n: zeros[n] if v is None else v for n, v in wanted.items()}
@@ -114,6 +114,7 @@ def reductions() -> list[str]:
 
 
 def everything_else() -> dict[str, Any]:
+    import copy
     import gc
 
     import torch
@@ -151,7 +152,7 @@ def everything_else() -> dict[str, Any]:
     )
 
     # gradients that others have put elsewhere, and what cannot be averaged any more
-    bucket.zero_grad()
+    bucket.zero_grad(set_to_none=False)
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.data = parameter.grad.data.clone()
@@ -165,6 +166,14 @@ def everything_else() -> dict[str, Any]:
         converted.double()
         found["converted"] = attempt(converted(torch.ones(1, 2).double()).sum().backward)
     found["comm_dtype"] = attempt(hcomm.GradientBucket, converted.parameters(), comm_dtype=torch.int32)
+
+    # small buckets for what arrives last; a bias (4 KB) stays with its weight (4 MB)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+    with hcomm.GradientBucket(layers.parameters(), size_mb=10) as wide:
+        found["sizes"] = [round(b.nbytes / 2**20, 1) for b in wide.buffers]
+    layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(40)))
+    with hcomm.GradientBucket(layers.parameters(), size_mb=3) as wide:
+        found["more sizes"] = [round(b.nbytes / 2**20, 1) for b in wide.buffers]
 
     # the end
     kept = model.first.weight.grad.clone()
@@ -236,6 +245,9 @@ def everything_else() -> dict[str, Any]:
     kind = torch.float32 if r != 1 else torch.float64
     found["refused type"] = attempt(hcomm.GradientBucket, [torch.nn.Parameter(torch.zeros(3, dtype=kind))])
     found["refused size"] = attempt(hcomm.GradientBucket, build().parameters(), 1.0 + r)
+    found["size in words"] = attempt(hcomm.GradientBucket, build().parameters(), "25")
+    found["no group"] = attempt(hcomm.all_reduce, torch.ones(1), group=3)
+    found["no operator"] = attempt(hcomm.all_reduce, torch.ones(1), ["sum"])
     found["nothing"] = attempt(hcomm.GradientBucket, [])
     found["unknown"] = attempt(hcomm.GradientBucket, build().parameters(), compression="zip")
     sparse = torch.nn.Embedding(4, 3, sparse=True)
@@ -263,6 +275,7 @@ def everything_else() -> dict[str, Any]:
         n for n, _ in model.named_parameters()
     ]
     found["attribute"] = parallel.first is model.first
+    found["copy"] = attempt(copy.deepcopy, parallel)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     found["data parallel"] = []
     for step in range(3):
@@ -294,6 +307,10 @@ def test_accumulation_closing_compression_refusals(job: Any) -> None:
         assert "another GradientBucket" in found["taken"].text
         assert "is torch.float64" in found["converted"].text
         assert "floating" in found["comm_dtype"].text
+        # from the last: 1 and 2 MB hold less than a layer of 4.0 MB, 4 and 8 MB one (not quite two), 10 MB two
+        assert found["sizes"] == [8.0, 8.0, 4.0, 4.0, 4.0, 4.0]
+        # 40 layers of 0.251 MB: three, seven, and eleven to each bucket of 3 MB
+        assert found["more sizes"] == [2.0, 2.8, 2.8, 1.8, 0.8]
         assert found["kept"]
         assert found["own memory"]
         assert found["hooks"] == found["dropped"] == 0
@@ -318,6 +335,11 @@ def test_accumulation_closing_compression_refusals(job: Any) -> None:
         assert "size_mb is 1.0 on rank 0, but 2.0 on rank 1" in found["refused size"].text
         for what in ("shape", "order", "count", "type", "size"):
             assert found[f"refused {what}"].kind == "CollectiveMismatch"
+        assert "positive number" in found["size in words"].text
+        assert "new_group(ranks) makes one" in found["no group"].text
+        assert "found 3" in found["no group"].text
+        assert "['sum']; known: sum" in found["no operator"].text
+        assert "Copy or save the model" in found["copy"].text
         assert "ValueError" in found["nothing"].kinds
         assert "zip" in found["unknown"].text
         assert "sparse" in found["sparse"].text

@@ -1,4 +1,4 @@
-"""docs/buckets.md and docs/compression.md: their snippets run as they are, one after the other, on two ranks."""
+"""Pages whose snippets run as they are, one after the other, on two ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from support.job import clean_env
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_snippets_of_both_pages(tmp_path: Path) -> None:
+def test_the_snippets_of_the_pages(tmp_path: Path) -> None:
     snippets = []
-    for page in ("buckets", "compression"):
+    for page in ("buckets", "compression", "parallelism"):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-        snippets += re.findall(r"```python\n(.*?)```", text, re.S)
+        snippets += re.findall(
+            r"```python\n(.*?)```", text.partition("## Mesh")[0], re.S
+        )  # tests/mesh runs that one
     script = tmp_path / "pages.py"
     script.write_text("\n".join(snippets), encoding="utf-8")
     command = [*TORCHRUN, "2", str(script)]

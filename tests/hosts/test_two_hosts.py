@@ -274,9 +274,10 @@ def test_compressed_gradients_between_hosts(tmp_path: Path) -> None:
         assert found["None"][1] < 1e-6
         assert found["fp16"][1] < 3e-3
         assert 1e-4 < found["uint8"][1] < 0.04  # chunks range over about 7, their average over about 4
-        # A quarter of the same exchange among four ranks; uncompressed, it is only made between hosts.
-        assert found["uint8"][0] < 0.31 * found["ring"][0]
-        assert found["uint8"][0] < 0.46 * found["None"][0]
+        # Both add up inside the hosts first, and send a vector, in a quarter of the bytes.
+        assert found["uint8"][0] < 0.27 * found["None"][0]
+        assert found["fp16"][0] < 0.52 * found["None"][0]
+        assert found["uint8"][0] < 0.2 * found["ring"][0]
         assert found["self"] is None
 
 

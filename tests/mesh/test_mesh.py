@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,12 @@ def grid() -> dict[str, Any]:
         mesh[axis].all_reduce(value)
         found[f"sum {axis}"] = int(value[0])
     mesh.close()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    snippet = text.partition("## Mesh")[2].partition("```python\n")[2].partition("```")[0]
+    page: dict[str, Any] = {}
+    exec(snippet.replace("hcomm.init()\n", ""), page)
+    found["page"] = (page["mesh"].neighbour("pp", 1), page["partial"].tolist())
+    page["mesh"].close()
     return found
 
 
@@ -63,6 +70,7 @@ def test_a_grid_of_three_axes(job: Callable[..., list[Any]]) -> None:
         assert found["names"]["tp"] == f"tp of dp={dp},pp={pp}"
         assert found["stage"] == [tuple(r for r in range(8) if r // 2 % 2 == pp)] * 2
         assert (found["next"], found["before"]) == ((1, None) if pp == 0 else (None, 0))
+        assert found["page"] == (found["next"], [2.0] * 4)
         assert found["twin"] == (rank + 4) % 8
         assert found["everyone"][5] == {"dp": 1, "pp": 0, "tp": 1}
         assert found["text"] == f"<hcomm.Mesh(dp=2, pp=2, tp=2): rank {rank} is dp {dp}, pp {pp}, tp {tp}>"

@@ -18,6 +18,7 @@ class TcpLink final : public Link {
     void consume(std::size_t bytes) noexcept override;
     std::size_t read(std::byte* into, std::size_t bytes) noexcept override;
     bool ended() const noexcept override { return ended_; }
+    void expect(std::size_t bytes) noexcept override;
     int fd() const noexcept override { return fd_.get(); }
 
   private:
@@ -28,6 +29,7 @@ class TcpLink final : public Link {
     std::vector<std::byte> buffer_;  ///< read ahead, so that headers and small bodies cost one system call
     std::size_t begin_ = 0, end_ = 0;
     bool ended_ = false;
+    int least_ = 1;  ///< bytes that make the socket readable
 };
 
 /// Makes a descriptor non-blocking. Throws SystemError.

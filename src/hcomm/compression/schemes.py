@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hcomm import buffers
 from hcomm.compression import auto
 from hcomm.compression.exchange import Cast, Exchange, Plain
+from hcomm.compression.hierarchical import Hierarchical, is_hierarchical
 from hcomm.compression.quantised import Quantised, check_quantisable
 from hcomm.compression.topk import TopK
 from hcomm.world import state
@@ -83,7 +84,7 @@ def set_gradient_compression(scheme: str | None, *, group: Communicator | None =
 
 def gradient_compression(group: Communicator | None = None) -> str | None:
     """What `set_gradient_compression` says for buckets of a communicator (None: the default one)."""
-    communicator = group or state.communicator
+    communicator = state.of(group)
     return _defaults.of_group.get(communicator, _defaults.scheme)
 
 
@@ -100,7 +101,8 @@ def make_exchange(
 
     Args:
         communicator: whose ranks take part; all make the same exchange.
-        scheme: see `set_gradient_compression`. Collective for `auto` unless the costs were measured before.
+        scheme: see `set_gradient_compression`. Collective for `auto` unless the costs were measured before, and for
+            `uint8`, `fp16` and `bf16` on hosts of several ranks, which make groups.
         count: number of elements.
         dtype: element type, by name.
         op: `avg` or `sum`.
@@ -124,11 +126,16 @@ def make_exchange(
     if scheme is None:
         wire = comm_dtype or dtype
         return Plain(communicator, op) if wire == dtype else Cast(communicator, wire, op)
-    if scheme in _TYPES:
-        wire = _TYPES[scheme]
-        return Plain(communicator, op) if wire == dtype else Cast(communicator, wire, op)
-    if scheme == "uint8":
-        return Quantised(communicator, op)
+    wire = _TYPES.get(scheme, scheme)
+    if wire == dtype:
+        return Plain(communicator, op)
+    if scheme in _TYPES or scheme == "uint8":
+
+        def flat(group: Communicator) -> Exchange:
+            return Quantised(group, op) if scheme == "uint8" else Cast(group, wire, op)
+
+        near = is_hierarchical(communicator, dtype)
+        return Hierarchical(communicator, op, wire, flat) if near else flat(communicator)
     return TopK(communicator, _ratio(scheme), op)
 
 
@@ -148,7 +155,7 @@ def all_reduce(
         UnsupportedBuffer: a tensor that cannot be compressed.
         CommunicatorError: the operation failed.
     """
-    communicator = group or state.communicator
+    communicator = state.of(group)
     buffer = buffers.pack(tensor, writable=True)
     exchange = make_exchange(communicator, scheme, buffer.count, buffer.dtype, op=op)
     exchange.start(buffer.packed.reshape(-1))

@@ -168,7 +168,7 @@ def topk_sparsify(
         raise ValueError(f"op must be 'avg' or 'sum', not {op!r}")
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio must be above 0 and at most 1, not {ratio!r}")
-    communicator = group or state.communicator
+    communicator = state.of(group)
     communicator._check()
     buffer = buffers.pack(tensor, writable=True)
     held = _held.setdefault(communicator, {})
@@ -191,13 +191,13 @@ def topk_sparsify(
 
 def residual(name: str, *, group: Communicator | None = None) -> Any:
     """A copy of what `topk_sparsify` has not sent yet of a name: flat float32 NumPy vector; None if nothing is kept."""
-    exchange = _held.get(group or state.communicator, {}).get(name)
+    exchange = _held.get(state.of(group), {}).get(name)
     return None if exchange is None or exchange.residual is None else exchange.residual.copy()
 
 
 def forget_residual(name: str | None = None, *, group: Communicator | None = None) -> None:
     """Drop what is kept under a name (None: under all names), for instance when training starts again."""
-    held = _held.get(group or state.communicator, {})
+    held = _held.get(state.of(group), {})
     if name is None:
         held.clear()
     else:

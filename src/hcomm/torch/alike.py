@@ -32,11 +32,27 @@ def named(parameters: Iterable[Any]) -> list[Named]:
     return list(found.values())
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """An element type as hcomm calls it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def floating(dtype: object) -> str | None:
+    """The name of a type to add gradients in; None for None.
+
+    Raises:
+        ValueError: it is no floating type of 16 to 64 bits.
+    """
+    if dtype is None:
+        return None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise ValueError(f"comm_dtype must be a floating type of torch of 16 to 64 bits, not {dtype!r}")
+    return name_of(dtype)
+
+
 def describe(parameters: Sequence[Named]) -> list[list[Any]]:
     """[name, shape, type, strides] of each."""
-    return [
-        [name, list(p.shape), str(p.dtype).removeprefix("torch."), list(p.stride())] for name, p in parameters
-    ]
+    return [[name, list(p.shape), name_of(p.dtype), list(p.stride())] for name, p in parameters]
 
 
 def check_alike(group: Communicator, parameters: Sequence[Named], settings: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterable, Iterator
+from numbers import Real
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +17,7 @@ from hcomm.compression import auto, schemes
 from hcomm.compression.exchange import Exchange
 from hcomm.errors import HcommError, UnsupportedBuffer
 from hcomm.torch import flat as flats
-from hcomm.torch.alike import check_alike, named
+from hcomm.torch.alike import check_alike, floating, name_of, named
 from hcomm.torch.flat import Flat, Slot
 from hcomm.torch.groups import communicator_of
 
@@ -38,16 +40,17 @@ class GradientBucket:
             bucket.reduce()                 # waits for the rest: gradients are averages now
             optimizer.step()
 
-    Every `parameter.grad` is a view into a bucket, so nothing is copied, and memory is allocated once. A gradient
-    that lies elsewhere (after `optimizer.zero_grad(set_to_none=True)`, the default) is copied into its place when it
-    arrives, and the view put back. All ranks must use the buckets alike: the same parameters, the same number of
+    Every `parameter.grad` is a view into a bucket, and memory is allocated once. A gradient that lies elsewhere is
+    copied into its place when it arrives, and the view put back: backward makes such a one wherever there was none, as
+    after `zero_grad()`. All ranks must use the buckets alike: the same parameters, the same number of
     `reduce`; but each backward may leave out other parameters on each rank. Where it does, call no other collective of
     the same communicator between backward and `reduce`.
 
     Args:
         parameters: `model.parameters()` or `model.named_parameters()`. Those that need no gradient are left out,
             shared ones count once.
-        size_mb: size of a bucket in units of 2^20 bytes; a larger parameter has one of its own.
+        size_mb: size of the largest buckets in units of 2^20 bytes; a larger parameter has one of its own. Those that
+            fill last are smaller.
         overlap: start each bucket when its last gradient has arrived. False: everything happens in `reduce`, and no
             hooks are set.
         group: the communicator, or a process group of torch whose backend is hcomm; None: the default one.
@@ -76,14 +79,15 @@ class GradientBucket:
         comm_dtype: torch.dtype | None = None,
         automatic: bool = False,
     ) -> None:
-        if not size_mb > 0:
-            raise ValueError(f"size_mb must be positive, not {size_mb!r}")
+        given: Any = size_mb
+        if not isinstance(given, Real) or not 0 < float(given) < math.inf:
+            raise ValueError(f"size_mb must be a positive number (units of 2^20 bytes), not {size_mb!r}")
         self._group = communicator_of(group)
         self._group._check()
         self._compression = compression
         if compression != "default":
             schemes.check_scheme(compression)
-        self._comm_dtype = _floating(comm_dtype)
+        self._comm_dtype = floating(comm_dtype)
         members = [(name, p) for name, p in named(parameters) if p.requires_grad]
         settings = {"size_mb": size_mb, "compression": compression, "comm_dtype": self._comm_dtype}
         check_alike(self._group, members, settings)
@@ -165,7 +169,7 @@ class GradientBucket:
                 _exchange(self._flats[flat.index - _DEPTH]).turn()
 
     def _make_exchange(self, flat: Flat, scheme: str | None) -> Exchange:
-        count, dtype = flat.vector.numel(), _name(flat.vector.dtype)
+        count, dtype = flat.vector.numel(), name_of(flat.vector.dtype)
         flat.choice = None
         if scheme == "auto" and self._group.size > 1:
             flat.choice = auto.choose(self._group, count, dtype)
@@ -240,13 +244,21 @@ class GradientBucket:
         finally:
             self._syncing = before
 
-    def zero_grad(self) -> None:
-        """Set all gradients to zero in place, and make them views again. Faster than the optimizer's."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Begin anew: gradients are None, as after the optimizer's; the next ones are copied to their places.
+
+        With `set_to_none=False` they are zero in place, and stay views; what arrives is added to them, which reads and
+        writes every bucket twice more.
+        """
         self._check_open()
         for flat in self._flats:
-            flat.vector.zero_()
+            if not set_to_none:
+                flat.vector.zero_()
             for slot in flat.slots:
-                slot.attach()
+                if set_to_none:
+                    slot.parameter.grad = None
+                else:
+                    slot.attach()
 
     # What it is
 
@@ -316,6 +328,12 @@ class GradientBucket:
             hook.remove()
         self._hooks.clear()
 
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a GradientBucket cannot be copied or pickled: it holds hooks and memory that ranks share. Copy or save "
+            "the model itself (the `module` of a DataParallel, or its state_dict()), and make a bucket for the copy"
+        )
+
     def __enter__(self) -> GradientBucket:
         return self
 
@@ -340,19 +358,6 @@ class GradientBucket:
 def _exchange(flat: Flat) -> Exchange:
     assert flat.exchange is not None
     return flat.exchange
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _floating(dtype: object) -> str | None:
-    """The name of a type to add gradients in."""
-    if dtype is None:
-        return None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
-        raise ValueError(f"comm_dtype must be a floating type of torch of 16 to 64 bits, not {dtype!r}")
-    return _name(dtype)
 
 
 def _refuse(members: list[tuple[str, torch.nn.Parameter]], *, hooked: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hcomm import _native
 from hcomm.communicator import Communicator
 from hcomm.compression.auto import Choice
 from hcomm.compression.exchange import Exchange
@@ -16,6 +17,12 @@ from hcomm.torch.alike import Named
 
 #: Gradients begin at multiples of this many bytes: a cache line.
 _ALIGNMENT = 64
+#: Gradients of this many bytes are copied past the cache.
+_STREAM_BYTES = 8 << 20
+#: The bucket that fills last has at most this many bytes, or one gradient.
+_LEAST_BYTES = 1 << 20
+#: A vector with at most one in this many of the bytes of the parameter before belongs to it, as a bias does.
+_SMALL = 16
 
 
 @dataclass(eq=False)
@@ -59,9 +66,18 @@ class Slot:
                 f"the gradient of '{self.name}' is sparse ({gradient.layout}); make it dense (sparse=False)"
             )
         self._check_alike()
-        with torch.no_grad():
-            self.place.copy_(gradient)
+        self._copy(gradient)
         self.attach()
+
+    def _copy(self, gradient: torch.Tensor) -> None:
+        place = self.place
+        alike = gradient.dtype == place.dtype and gradient.stride() == place.stride()
+        if alike and place.nbytes >= _STREAM_BYTES and not gradient.is_neg():
+            # Torch's copy reads each line that it is about to overwrite.
+            _native.copy(place.data_ptr(), gradient.data_ptr(), place.nbytes)
+        else:
+            with torch.no_grad():
+                place.copy_(gradient)
 
     def attach(self) -> None:
         """Let the parameter's gradient be the view.
@@ -116,22 +132,44 @@ class Flat:
 
 
 def build(parameters: Sequence[Named], size_bytes: int, group: Communicator) -> list[Flat]:
-    """Buckets of at most `size_bytes` (or one gradient), each of one type, the last parameters first.
+    """Buckets of at most `size_bytes` (or one piece), each of one type, the last parameters first.
 
-    Backward reaches the parameters that were used last first, and models list theirs in the order of use.
+    Backward reaches the parameters that were used last first, and models list theirs in the order of use. The bucket
+    that fills last has nothing to hide behind, so it is small, and those before it are up to twice as large each: while
+    one is on its way, the next, smaller one fills.
     """
-    open_lists: dict[torch.dtype, tuple[list[Named], int]] = {}
+    open_lists: dict[torch.dtype, tuple[list[Named], int, int]] = {}
     closed: list[list[Named]] = []
-    for name, parameter in reversed(parameters):
-        members, used = open_lists.get(parameter.dtype, ([], 0))
-        nbytes = _padded(parameter) * parameter.element_size()
-        if members and used + nbytes > size_bytes:
+    for piece in _pieces(parameters):
+        dtype = piece[0][1].dtype
+        members, used, most = open_lists.get(dtype, ([], 0, min(_LEAST_BYTES, size_bytes)))
+        nbytes = sum(map(_padded_bytes, piece))
+        if members and used + nbytes > most:
             closed.append(members)
-            members, used = [], 0
-        members.append((name, parameter))
-        open_lists[parameter.dtype] = (members, used + nbytes)
-    closed += [members for members, _ in open_lists.values()]
-    return [_flat(index, members, group) for index, members in enumerate(closed)]
+            members, used, most = [], 0, min(2 * most, size_bytes)
+        open_lists[dtype] = ([*members, *piece], used + nbytes, most)
+    closed += [members for members, *_ in open_lists.values()]
+    return [_flat(index, members[::-1], group) for index, members in enumerate(reversed(closed))]
+
+
+def _pieces(parameters: Sequence[Named]) -> list[list[Named]]:
+    """Parameters in order, a large one together with the small vectors that follow it.
+
+    The gradients of a layer's weight and bias arrive together: a cut between them would make the bias's bucket wait.
+    """
+    pieces: list[list[Named]] = []
+    for item in parameters:
+        first, vector = pieces[-1][0][1] if pieces else item[1], item[1]
+        belongs = vector.dim() < 2 and vector.dtype == first.dtype
+        if pieces and belongs and _SMALL * _padded_bytes(item) <= first.nbytes:
+            pieces[-1].append(item)
+        else:
+            pieces.append([item])
+    return pieces
+
+
+def _padded_bytes(item: Named) -> int:
+    return _padded(item[1]) * item[1].element_size()
 
 
 def _padded(parameter: torch.Tensor) -> int:

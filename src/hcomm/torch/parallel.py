@@ -76,9 +76,9 @@ class DataParallel(torch.nn.Module):
         with self.bucket.no_sync():
             yield
 
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """All gradients to zero, in place: they stay views into the buckets (`set_to_none` makes no difference)."""
-        self.bucket.zero_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The bucket's; see `GradientBucket.zero_grad`."""
+        self.bucket.zero_grad(set_to_none)
 
     def close(self) -> None:
         """Give hooks and buckets back; the model goes on as an ordinary one."""
