@@ -252,7 +252,9 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
         if world.crowded and world.size > 2:
             choices[:0] = _crowded(world, request, once)
         elif world.size == 2 and PAIR_RINGS_FROM < request.nbytes <= PAIR_RINGS_TO and not once:
-            choices.insert(0, ("halving_doubling", "two ranks: halves, each written where nobody has read of late"))
+            choices.insert(
+                0, ("halving_doubling", "two ranks: halves, each written where nobody has read of late")
+            )
         elif request.nbytes * world.size <= ONESHOT_BYTES:
             choices.insert(0, ("oneshot", f"all ranks share memory, together at most {ONESHOT_BYTES} bytes"))
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
