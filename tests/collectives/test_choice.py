@@ -88,6 +88,10 @@ def measuring() -> dict[str, Any]:
     import hcomm
 
     world = hcomm.default_communicator()
+    for _ in range(20):  # on a busy machine there was no time for all of it; what is there is kept
+        if "memory" in world.costs.measured:
+            break
+        world.measure_costs()
     kept = world.costs
     group = world.new_group([1, 0])
     mixed = np.ones(LARGE, np.float32)  # blocking on one rank, asynchronous on the other
@@ -99,6 +103,7 @@ def measuring() -> dict[str, Any]:
         start = time.perf_counter()
         world.measure_costs(fresh=True)
         seconds.append(time.perf_counter() - start)
+    world.measure_costs()  # what was kept of them
     chosen = [world.explain("all_reduce", n) for n in (8, 100_000, 10_000_000)]
     return {
         "measured": kept.measured,
