@@ -45,7 +45,7 @@ class Stopwatch:
         budget: seconds after which no other program is begun.
 
     Attributes:
-        used: seconds since the start, as all ranks agreed after the last program.
+        used: seconds since the start, as all ranks agreed after the first run of the last program.
     """
 
     def __init__(self, world: Communicator, address: int, patience: float, budget: float) -> None:
@@ -78,7 +78,6 @@ class Stopwatch:
         left = self._budget - self.used
         more = int(min(_SHARE, left / 3) / longest)
         took += [self._once(plan) for _ in range(max(int(longest < left), min(repeats - 1, more)))]
-        (self.used,) = self._most(time.perf_counter() - self._begin)
         return min(took)
 
     def slowest(self, value: float) -> float:
