@@ -3,7 +3,7 @@
 Every rank has a clock and runs its steps in order, the rank with the earliest clock first. What ranks share is a
 queue, first come first served:
 
-- **a host's processors**, when it has more ranks than processors: work waits for one that is free;
+- **a host's processors**, when it has more ranks than processors: see `turns`;
 - **a host's memory**: all bytes that its ranks read and write;
 - **a host's network**, out and in separately: messages to and from other hosts;
 - **a pair's stream**: messages of one pair follow each other.
@@ -29,6 +29,7 @@ from typing import Any
 from .cost import LOOPBACK, SHM, LinkCost, Scene
 from .geometry import even_offset
 from .program import EVERY, OWN, Block, Kind, Part, Program, Region, Space
+from .turns import Processors
 
 #: Bytes on which even chunks begin.
 _LINE = 64
@@ -102,58 +103,6 @@ def tile_bytes(block: Block, slots: int, window_bytes: int) -> int:
     if not slots:
         return block.tile_bytes
     return max(_LINE, min(block.tile_bytes, window_bytes // (slots * block.buffers) // _LINE * _LINE))
-
-
-class _Processors:
-    """Processors that ranks share: a rank keeps its own until it has to wait, and then needs a turn to get it back.
-
-    Args:
-        core: rank → its processor, of the ranks that share one.
-        turn: seconds until a rank that waited has it again.
-        call: seconds for which a rank needs it at first.
-    """
-
-    def __init__(self, core: dict[int, tuple[int, int]], turn: float, call: float) -> None:
-        self.ranks = core
-        self._turn, self._call = turn, call
-        self._begun: set[int] = set()
-        self._holder: dict[tuple[int, int], int] = {}
-        self._free: dict[tuple[int, int], float] = {}
-        self._queue: dict[tuple[int, int], deque[int]] = {}
-
-    def begin(self, rank: int, now: float, heap: list[tuple[float, int]]) -> bool:
-        """Whether `rank`, which could go on, does so now; otherwise it is pushed again when it has its turn."""
-        core = self.ranks.get(rank)
-        if core is None:
-            return True
-        holder = self._holder.get(core)
-        if holder == rank:
-            return True
-        if holder is not None:
-            self._queue.setdefault(core, deque()).append(rank)
-            return False
-        self._holder[core] = rank
-        # Others on it wait as well, and each looks for what it waits for in its turn.
-        first = rank not in self._begun
-        self._begun.add(rank)
-        heappush(heap, (max(now, self._free.get(core, 0.0)) + (self._call if first else self._turn), rank))
-        return False
-
-    def end(self, rank: int, now: float, heap: list[tuple[float, int]]) -> None:
-        """`rank` waits or is done: the next one has its turn."""
-        core = self.ranks.get(rank)
-        if core is None:
-            return
-        queue = self._queue.get(core)
-        if queue:
-            after = queue.popleft()
-            self._holder[core] = after
-            first = after not in self._begun
-            self._begun.add(after)
-            heappush(heap, (now + self._turn + (self._call if first else 0.0), after))
-        else:
-            self._free[core] = now
-            del self._holder[core]
 
 
 class Player:
@@ -292,7 +241,7 @@ class Player:
         pending: dict[int, tuple[Op, int]] = {}
         finish: dict[int, float] = {}
         steps = {r: _expand(p) for r, p in zip(ranks, self._programs, strict=True)}
-        shared = _Processors(self._core, costs.turn, costs.call)
+        shared = Processors(self._core, costs.turn, costs.call)
         heap = [(0.0 if r in self._core else costs.call, r) for r in ranks]
 
         def move(h: int, at: float, nbytes: int) -> float:
