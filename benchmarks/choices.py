@@ -1,11 +1,13 @@
 """Times every all_reduce algorithm on one rank, beside the one that hcomm chooses by itself.
 
 Programs are run by the core, without Python's part of a call, which is the same for all of them. For each size,
-in interleaved rounds: rewrite the input (untimed), meet, time a batch of calls, take the slowest rank's time.
+in interleaved rounds: rewrite the input (untimed), meet, time a batch of calls, take the slowest rank's time. The order
+is drawn anew for every round, alike on all ranks: what ran before must not always be the same.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -23,9 +25,10 @@ from hcomm.plans import Signature
 
 #: Calls in a row that are timed together, for vectors up to so many bytes.
 _BATCHES = ((4 << 10, 50), (64 << 10, 10))
-#: After so many rounds whatever takes this many times as long as the best is out of the running.
-_TRIAL_ROUNDS, _HOPELESS = 3, 1.7
-_LEAST_ROUNDS, _MOST_ROUNDS = 7, 60
+#: After so many rounds whatever takes this many times as long as the best is out of the running: the time is better
+#: spent on those that may be the best.
+_HOPELESS = {3: 1.7, 8: 1.3}
+_LEAST_ROUNDS, _MOST_ROUNDS = 20, 100
 _SECONDS = 60.0
 
 
@@ -89,21 +92,21 @@ def _race(world: Communicator, nbytes: int, also: list[str], budget: float, meet
     times: dict[str, list[float]] = {name: [] for name in plans}
     for plan in plans.values():
         once(plan)
-    begin, rounds, planned = time.perf_counter(), 0, _LEAST_ROUNDS
+    rounds, planned, order = 0, _LEAST_ROUNDS, random.Random(nbytes)
     while rounds < planned:
-        order = list(times)
-        for place in range(len(order)):  # every round begins with another one
-            name = order[(place + rounds) % len(order)]
-            if name in plans:
-                times[name].append(once(plans[name]))
+        names = list(plans)
+        order.shuffle(names)
+        begin = time.perf_counter()
+        for name in names:
+            times[name].append(once(plans[name]))
         rounds += 1
-        if rounds == _TRIAL_ROUNDS:
-            best = min(map(statistics.median, times.values()))
+        if rounds in _HOPELESS:
+            limit = _HOPELESS[rounds] * min(map(statistics.median, times.values()))
             plans = {
                 name: plan
                 for name, plan in plans.items()
-                if name == chosen or statistics.median(times[name]) < _HOPELESS * best
+                if name == chosen or statistics.median(times[name]) < limit
             }
-            took = meeting.maximum(time.perf_counter() - begin) / rounds
+            took = meeting.maximum(time.perf_counter() - begin)
             planned = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(budget / took)))
     return Race(nbytes, chosen, {name: statistics.median(found) for name, found in times.items()}, rounds)

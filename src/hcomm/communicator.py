@@ -13,13 +13,12 @@ from hcomm import _native, memory
 from hcomm.buffers import Buffer
 from hcomm.codes import OPERATIONS
 from hcomm.config import Settings, parse
-from hcomm.core import Planner
 from hcomm.costed import Costed
 from hcomm.diagnose import telling
 from hcomm.errors import InitError, UnknownAlgorithm
 from hcomm.exchanges import Exchanges
 from hcomm.planning import override
-from hcomm.planning.planner import Planner as ProgramPlanner
+from hcomm.planning.planner import Planner
 from hcomm.planning.registry import algorithms as registered
 from hcomm.planning.select import option_name
 from hcomm.point_to_point import PointToPoint
@@ -89,7 +88,7 @@ class Communicator(Exchanges, PointToPoint, Costed):
             label=name,
         )
         near = fast.restricted(wiring.ranks) if fast else None
-        self._chooser = ProgramPlanner(
+        self._chooser = Planner(
             wiring.rank,
             wiring.size,
             wiring.cliques,
@@ -100,14 +99,11 @@ class Communicator(Exchanges, PointToPoint, Costed):
             groups=near.text if near else "",
             inside="ring" if near and near.inside == "ring" else "direct",
         )
-        planner: Planner = self._chooser
         level = settings.text("DEBUG")
         who = f"rank {wiring.ranks[wiring.rank]}" + (f" in {_quoted(name)}" if name else "")
-        if level != "off":
-            planner = telling.TellingPlanner(planner, who)
         super().__init__(
             native,
-            planner,
+            self._chooser,
             rank=wiring.rank,
             ranks=wiring.ranks,
             pids=[host.pid for host in wiring.hosts],
@@ -115,6 +111,7 @@ class Communicator(Exchanges, PointToPoint, Costed):
             timeout=settings.seconds("TIMEOUT"),
             algorithms=chosen,
         )
+        self._telling = level != "off"
         if level == "trace":
             self._tracing = True
             self._remember = lambda *call: None  # every call is told, so none is cut short

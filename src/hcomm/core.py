@@ -34,6 +34,10 @@ class Choice(Protocol):
     """What the planner answers; see `planning.planner.Choice`."""
 
     @property
+    def algorithm(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+    @property
     def program(self) -> bytes: ...
     @property
     def fallback(self) -> bytes: ...
@@ -67,7 +71,8 @@ class Planner(Protocol):
 class Core:
     """The part of a communicator that all its operations share."""
 
-    #: HCOMM_DEBUG=trace: every call is told, by `_who`.
+    #: HCOMM_DEBUG=info and trace: every new plan is told, by `_who`; trace: every call.
+    _telling = False
     _tracing = False
     _who = ""
     #: It belongs to a job that was not joined by `init` (a process group of torch): `finalize` leaves it alone.
@@ -173,6 +178,9 @@ class Core:
             None if s.root < 0 else s.root,
             s.algorithm or self._algorithms.get(s.operation),
         )
+        if self._telling:
+            what = telling.call(s.operation, s.dtype, s.op, s.nbytes // DTYPES[s.dtype][1], s.root)
+            telling.tell(f"{self._who}: new plan: {what}: {choice.algorithm} ({choice.why})")
         plan = self._native.plan(
             choice.program,
             choice.fallback,

@@ -67,7 +67,9 @@ class Costed(Core):
         from hcomm.costs import measure
 
         whole = cast("Communicator", self)
-        self._use_costs(measure(whole, fresh=fresh, seconds=seconds, times=times))
+        costs = measure(whole, fresh=fresh, seconds=seconds, times=times)
+        if costs.measured:  # otherwise there was no time for anything, and the table is the better guess
+            self._use_costs(costs)
         return self._costs
 
     def _use_costs(self, costs: Costs) -> None:

@@ -200,6 +200,8 @@ class Planner:
 
     def choose(self, *asked: Any) -> Any:
         return SimpleNamespace(
+            algorithm="fake",
+            why="there is no other",
             program=b"",
             fallback=b"",
             hash=1,

@@ -104,6 +104,7 @@ def test_what_debug_tells(fake: ModuleType, capfd: pytest.CaptureFixture[str], l
     comm.announce("torchrun")
     for _ in range(2):
         comm.all_reduce(torch.ones(10))
+        comm.broadcast(torch.ones(3), src=1)
         comm.send(torch.ones(1), 1)
     lines = capfd.readouterr().err.splitlines()
     if level in ("off", "warn"):
@@ -114,16 +115,8 @@ def test_what_debug_tells(fake: ModuleType, capfd: pytest.CaptureFixture[str], l
         "TCP with 2: ranks 0 and 2 are on different hosts (a, b)"
     )
     calls = [line for line in lines if " at test_refusals" in line or " at tests" in line]
-    assert len(calls) == (4 if level == "trace" else 0), lines
-
-
-def test_debug_tells_the_algorithm_and_why(capfd: pytest.CaptureFixture[str]) -> None:
-    from hcomm.diagnose.telling import TellingPlanner
-    from hcomm.planning.planner import Planner
-
-    plain = Planner(0, 2, ((0, 1),), window_bytes=1 << 20, access=False, settings={})
-    TellingPlanner(plain, "rank 0").choose("broadcast", "float32", None, 400, 1)
-    told = capfd.readouterr().err
-    assert told.startswith(
-        "hcomm: rank 0: new plan: broadcast(float32, 100 elements, root 1): staged (all ranks"
-    )
+    assert len(calls) == (6 if level == "trace" else 0), lines
+    assert [line for line in lines if "new plan" in line] == [
+        "hcomm: rank 0: new plan: all_reduce(float32, 10 elements, sum): fake (there is no other)",
+        "hcomm: rank 0: new plan: broadcast(float32, 3 elements, root 1): fake (there is no other)",
+    ]

@@ -28,10 +28,10 @@ from hcomm.cli.local_job import LocalJob, MeasurementFailed
 from hcomm.cli.units import duration, message
 from hcomm.codes import DTYPES, NO_OPERATOR, OPERATIONS, OPERATORS
 from hcomm.communicator import Communicator
-from hcomm.costs import largest
 from hcomm.diagnose.callsite import caller
 from hcomm.diagnose.report import Call
 from hcomm.errors import HcommError
+from hcomm.stopwatch import largest
 
 #: In which no rank can be done before all have begun: others could run ahead from call to call.
 _OPERATIONS = ("all_reduce", "all_gather")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from hcomm.codes import DTYPES
 from hcomm.diagnose.report import describe
 
 
@@ -18,34 +16,6 @@ def tell(line: str) -> None:
     """Write one line to standard error, at once, so that ranks do not mix."""
     sys.stderr.write(f"hcomm: {line}\n")
     sys.stderr.flush()
-
-
-class TellingPlanner:
-    """A planner that tells what it chose; it is only asked for plans that are new.
-
-    Args:
-        planner: the one that chooses.
-        who: the rank, in words.
-    """
-
-    def __init__(self, planner: Any, who: str) -> None:
-        self._planner = planner
-        self._who = who
-
-    def choose(
-        self,
-        operation: str,
-        dtype: str,
-        op: str | None,
-        nbytes: int,
-        root: int | None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Likewise; see `planning.planner.Planner.choose`."""
-        choice = self._planner.choose(operation, dtype, op, nbytes, root, algorithm)
-        what = call(operation, dtype, op, nbytes // DTYPES[dtype][1], root)
-        tell(f"{self._who}: new plan: {what}: {choice.algorithm} ({choice.why})")
-        return choice
 
 
 def call(operation: str, dtype: str, op: str | None, elements: int, root: int | None) -> str:

@@ -60,8 +60,10 @@ class Costs:
         memory: seconds per byte read or written by all processors of a host together.
         nic: seconds per byte that a host sends to other hosts; as much again may come in meanwhile.
         cores: processors of a host; 0: one for each rank.
-        cache: bytes of a host's ranks' vectors up to which `copy` and `reduce` hold.
-        far: how many times as long a copy takes beyond that: half of the difference to read, half to write.
+        turn: seconds from when a rank that waited could go on until it has its processor, where ranks share one; on top
+            of what the others need there.
+        cache: bytes of a host's ranks' vectors that stay near; up to there `copy` and `reduce` hold.
+        far: how many times as long a copy takes of what does not: half of the difference to read, half to write.
         measured: the classes (and `memory`) that were measured rather than assumed.
     """
 
@@ -77,7 +79,8 @@ class Costs:
     memory: float = 0.01e-9
     nic: float = 0.8e-9
     cores: int = 0
-    cache: int = 8 << 20
+    turn: float = 1.5e-6
+    cache: int = 12 << 20
     far: float = 1.6
     measured: tuple[str, ...] = ()
 

@@ -3,7 +3,7 @@
 Every rank has a clock and runs its steps in order, the rank with the earliest clock first. What ranks share is a
 queue, first come first served:
 
-- **a host's processors**, when it has more ranks than processors: work waits for one that is free;
+- **a host's processors**, when it has more ranks than processors: see `turns`;
 - **a host's memory**: all bytes that its ranks read and write;
 - **a host's network**, out and in separately: messages to and from other hosts;
 - **a pair's stream**: messages of one pair follow each other.
@@ -23,12 +23,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from typing import Any
 
-from .cost import LOOPBACK, SHM, TCP, LinkCost, Scene
+from .cost import LOOPBACK, SHM, LinkCost, Scene
 from .geometry import even_offset
 from .program import EVERY, OWN, Block, Kind, Part, Program, Region, Space
+from .turns import Processors
 
 #: Bytes on which even chunks begin.
 _LINE = 64
@@ -131,39 +132,43 @@ class Player:
         self._few = len(ranks) < scene.size
         self._class_of = scene.class_of()
         self._host = {r: h for h, members in enumerate(scene.hosts) for r in members}
-        self._links: dict[str, tuple[float, float, float, bool]] = {}
+        self._links: dict[str, tuple[float, float, float, float, bool]] = {}
         costs = scene.costs
         busiest = max(map(len, scene.hosts))
         together = busiest * (lengths.nbytes if vector is None else vector)
-        beyond = bool(costs.cache) and together > costs.cache
+        beyond = max(0.0, 1 - costs.cache / together) if costs.cache and together else 0.0
         #: What a byte of a user's vector costs more, each time it is read or written.
-        self._extra = costs.copy * (costs.far - 1) / 2 if beyond else 0.0
-        self._processors = [
-            [0.0] * costs.cores if costs.cores and len(members) > costs.cores else []
-            for members in scene.hosts
-        ]
-        for free in self._processors:
-            heapify(free)
-        crowd = max(1.0, busiest / costs.cores) if costs.cores else 1.0
-        self._crowd = crowd
-        self._meet = costs.meet * crowd
+        self._extra = beyond * costs.copy * (costs.far - 1) / 2
+        #: rank → the processor that it shares with others; nothing where each has its own.
+        self._core = {
+            rank: (h, place % costs.cores)
+            for h, members in enumerate(scene.hosts)
+            for place, rank in enumerate(members)
+            if costs.cores and len(members) > costs.cores
+        }
         self._programs = [self._compile(r, programs(r)) for r in ranks]
 
     def events(self) -> int:
         """How many steps there are to play, tiles counted."""
         return sum(len(steps) * tiles for program in self._programs for steps, _, tiles, _ in program)
 
-    def _link(self, a: int, b: int) -> tuple[float, float, float, bool]:
-        """(α, β, processor per byte, shared memory) of a pair."""
+    def _link(self, a: int, b: int) -> tuple[float, float, float, float, bool]:
+        """(α, β, processor per byte, processor per message, shared memory) of a pair; processors at each end."""
         name = self._class_of(a, b)
         found = self._links.get(name)
         if found is None:
             cost: LinkCost = self._costs.link(name)
             # Links inside a host are as slow as the processors at both ends; what lies between stays in the cache.
             extra = 0.0 if name not in (SHM, LOOPBACK) else self._extra
-            # Whoever waits for TCP sleeps, and where there are more ranks than processors it wakes up late.
-            alpha = cost.alpha * (self._crowd if name in (LOOPBACK, TCP) else 1.0)
-            found = self._links[name] = (alpha, cost.beta + extra, cost.cpu + extra, name == SHM)
+            # Inside a host all of α is work of processors, half of it at each end.
+            own = cost.alpha / 2 if name == LOOPBACK else 0.0
+            found = self._links[name] = (
+                cost.alpha - 2 * own,
+                cost.beta + extra,
+                cost.cpu + extra,
+                own,
+                name == SHM,
+            )
         return found
 
     def _key(self, to: int, source: int) -> tuple[int, int]:
@@ -195,10 +200,8 @@ class Player:
             yield (_SEND, key, self._link(rank, step.peer), outside, to), length(rank, step.src[0])
         elif kind in (Kind.RECV, Kind.RECV_REDUCE):
             add = costs.reduce + self._extra if kind is Kind.RECV_REDUCE else 0.0
-            yield (
-                (_RECV, self._key(rank, step.peer), self._link(rank, step.peer)[2] + add),
-                length(rank, step.dst[0]),
-            )
+            _, _, cpu, own, _ = self._link(rank, step.peer)
+            yield (_RECV, self._key(rank, step.peer), cpu + add, own + step_cost), length(rank, step.dst[0])
         elif kind is Kind.MOVE:
             nsrc, ndst = len(step.src), len(step.dst)
             near = sum(r.owner != OWN and r.space is Space.WINDOW for r in step.dst + step.src)
@@ -226,8 +229,7 @@ class Player:
             ValueError: a rank waits for ever.
         """
         costs, ranks, host = self._costs, self._ranks, self._host
-        step_cost, nic, memory = costs.step, costs.nic, costs.memory
-        processors = self._processors
+        step_cost, nic, memory, meet = costs.step, costs.nic, costs.memory, costs.meet
         hosts = len(self._scene.hosts)
         out_free, in_free, memory_free = [0.0] * hosts, [0.0] * hosts, [0.0] * hosts
         outside_bytes, traffic = [0] * hosts, [0] * hosts
@@ -239,16 +241,8 @@ class Player:
         pending: dict[int, tuple[Op, int]] = {}
         finish: dict[int, float] = {}
         steps = {r: _expand(p) for r, p in zip(ranks, self._programs, strict=True)}
-        heap = [(costs.call, r) for r in ranks]
-
-        def work(h: int, at: float, seconds: float) -> float:
-            """When a processor of host `h` has done work that could begin at `at`."""
-            free = processors[h]
-            if not free:
-                return at + seconds
-            end = (free[0] if free[0] > at else at) + seconds
-            heapreplace(free, end)
-            return end
+        shared = Processors(self._core, costs.turn, costs.call)
+        heap = [(0.0 if r in self._core else costs.call, r) for r in ranks]
 
         def move(h: int, at: float, nbytes: int) -> float:
             """When the memory of host `h` has passed bytes on."""
@@ -259,16 +253,18 @@ class Player:
 
         while heap:
             now, rank = heappop(heap)
+            if shared.ranks and not shared.begin(rank, now, heap):
+                continue
             h, mine = host[rank], steps[rank]
             item = pending.pop(rank, None) or next(mine, None)
             while item is not None:
                 op, n = item
                 kind = op[0]
                 if kind == _SEND:
-                    _, key, (alpha, beta, cpu, shm), outside, to = op
-                    done = work(h, now, step_cost + n * cpu)
-                    begin = stream_free.get(key, 0.0)
-                    begin = now if now > begin else begin
+                    _, key, (alpha, beta, cpu, own, shm), outside, to = op
+                    begin, start = stream_free.get(key, 0.0), now + own
+                    begin = start if start > begin else begin
+                    now = start + step_cost + n * cpu
                     if outside:
                         begin = out_free[h] if out_free[h] > begin else begin
                         out_free[h] = begin + n * nic
@@ -279,36 +275,43 @@ class Player:
                     else:
                         end = begin + n * beta
                         if shm:
-                            end = max(end, move(h, now, 4 * n))
+                            end = max(end, move(h, start, 4 * n))
                     stream_free[key] = end
                     sent[rank] += 1
-                    queues.setdefault(key, deque()).append((begin + alpha, max(end, done) + alpha))
+                    queues.setdefault(key, deque()).append((begin + alpha, max(end, now) + alpha))
                     woken = waiting.pop((False, key), None)
                     if woken:
                         heappush(heap, (max(woken[1], begin + alpha), woken[0]))
-                    now = done
                 elif kind == _RECV:
-                    _, key, cpu = op
+                    _, key, cpu, own = op
                     queue = queues.get(key)
-                    if not queue:
-                        waiting[False, key] = (rank, now)
+                    if not queue or (shared.ranks and queue[0][0] > now):
+                        if queue:
+                            heappush(heap, (queue[0][0], rank))
+                        else:
+                            waiting[False, key] = (rank, now)
                         pending[rank] = item
+                        shared.end(rank, now, heap)
                         break
                     first, last = queue.popleft()
-                    now = max(last, work(h, now if now > first else first, step_cost + n * cpu))
+                    now = max(last, (now if now > first else first) + own + n * cpu)
                 elif kind == _MOVE:
-                    now = max(work(h, now, op[3] + n * op[1]), move(h, now, n * op[2]))
+                    now = max(now + op[3] + n * op[1], move(h, now, n * op[2]))
                 elif kind == _POST:
                     for key in op[1]:
-                        posts.setdefault(key, deque()).append(now + self._meet)
+                        posts.setdefault(key, deque()).append(now + meet)
                         woken = waiting.pop((True, key), None)
                         if woken:
-                            heappush(heap, (max(woken[1], now + self._meet), woken[0]))
+                            heappush(heap, (max(woken[1], now + meet), woken[0]))
                 elif kind == _AWAIT:
                     seen = posts.get(op[1])
-                    if not seen:
-                        waiting[True, op[1]] = (rank, now)
+                    if not seen or (shared.ranks and seen[0] > now):
+                        if seen:
+                            heappush(heap, (seen[0], rank))
+                        else:
+                            waiting[True, op[1]] = (rank, now)
                         pending[rank] = item
+                        shared.end(rank, now, heap)
                         break
                     now = max(now, seen.popleft())
                 else:
@@ -317,6 +320,7 @@ class Player:
                     follower = next(mine, None)
                     if follower is None:
                         finish[rank] = now
+                        shared.end(rank, now, heap)
                     else:
                         pending[rank] = follower
                         heappush(heap, (now, rank))
@@ -324,6 +328,7 @@ class Player:
                 item = next(mine, None)
             else:
                 finish[rank] = now
+                shared.end(rank, now, heap)
         if waiting:
             raise ValueError(f"ranks {sorted({r for r, _ in waiting.values()})[:8]} wait for ever")
         return Played(

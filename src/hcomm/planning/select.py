@@ -27,16 +27,26 @@ if TYPE_CHECKING:
 ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
-#: Where ranks outnumber processors, up to the first size vectors are shown whole, up to the second one rank adds up
-#: all, and up to the third they go through the engine's rings: then a rank waits for the messages of its neighbours,
-#: and not in every tile for whoever comes last (bytes; 3 and 4 ranks on 2 processors).
-CROWDED_ONESHOT_BYTES, CROWDED_STAR_BYTES, CROWDED_RINGS_BYTES = 8 << 10, 32 << 10, 4 << 20
+#: Two ranks: from the first size on, up to the second, halves of the vector go through the engine's rings. A window is
+#: written again every second operation, when its lines are still in the other's cache; a ring much later (bytes; 64 KB
+#: in 0.8 of the time).
+PAIR_RINGS_FROM, PAIR_RINGS_TO = 16 << 10, 256 << 10
+#: all_reduce where ranks outnumber processors: up to so many bytes, what a power of two of ranks runs, what others run,
+#: and why. A rank in a ring waits for the messages of its neighbours, in a meeting for whoever comes last. (Measured
+#: with 3 and 4 ranks on 2 processors.)
+CROWDED: tuple[tuple[int, str, str, str], ...] = (
+    (16 << 10, "oneshot", "oneshot", "one meeting"),
+    (32 << 10, "star", "star", "fewest turns"),
+    (2 << 20, "halving_doubling", "grouped", "neighbours wait for each other, not all for all"),
+    (16 << 20, "staged", "staged", "what is copied stays in the cache"),
+    (1 << 62, "direct", "direct", "two meetings in all"),
+)
 #: Between hosts, up to this size the number of hops decides (bytes).
 LATENCY_BYTES = 64 << 10
 #: The same for two ranks, of which each needs all of the other's vector in any case (bytes).
 PAIR_BYTES = 256 << 10
 #: Up to here halves of halves beat a ring among a power of two of ranks; among others, up to so much for each (bytes).
-HALVING_BYTES, HALVING_BYTES_EACH = 4 << 20, 32 << 10
+HALVING_BYTES, HALVING_BYTES_EACH = 4 << 20, 128 << 10
 #: The most ranks whose programs are played to choose by measured costs: what that takes grows with their square.
 MOST_RANKS = 16
 #: Broadcasts are cut into tiles of this size (bytes).
@@ -243,7 +253,11 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
         choices.insert(0, oneshot)
     if request.operation == "all_reduce":
         if world.crowded and world.size > 2:
-            choices[:0] = _crowded(request, once)
+            choices[:0] = _crowded(world, request, once)
+        elif world.size == 2 and PAIR_RINGS_FROM < request.nbytes <= PAIR_RINGS_TO and not once:
+            choices.insert(
+                0, ("halving_doubling", "two ranks: halves, each written where nobody has read of late")
+            )
         elif request.nbytes * world.size <= ONESHOT_BYTES:
             choices.insert(0, oneshot)
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
@@ -253,18 +267,14 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
     return choices
 
 
-def _crowded(request: Request, once: bool) -> list[tuple[str, str]]:
+def _crowded(world: Setting, request: Request, once: bool) -> list[tuple[str, str]]:
     """all_reduce in shared memory where ranks outnumber processors."""
-    why = "more ranks than processors"
-    if request.nbytes <= CROWDED_ONESHOT_BYTES:
-        return [("oneshot", f"{why}, at most {CROWDED_ONESHOT_BYTES} bytes: one meeting")]
-    if request.nbytes > CROWDED_RINGS_BYTES:
-        return [("direct", f"{why}, more than {CROWDED_RINGS_BYTES} bytes: two meetings in all")]
-    if once:
+    most, even, odd, why = next(row for row in CROWDED if request.nbytes <= row[0])
+    name = even if world.size & (world.size - 1) == 0 else odd
+    if once and not lookup("all_reduce", name).reduces_once:
         return []
-    if request.nbytes <= CROWDED_STAR_BYTES:
-        return [("star", f"{why}, at most {CROWDED_STAR_BYTES} bytes: fewest turns")]
-    return [("torus2d", f"{why}: neighbours wait for each other, not all for all")]
+    limit = f", at most {most} bytes" if most < CROWDED[-1][0] else ""
+    return [(name, f"more ranks than processors{limit}: {why}")]
 
 
 def _fast_groups(world: Setting, request: Request, once: bool) -> tuple[str, str] | None:
@@ -316,6 +326,7 @@ def _all_reduce(size: int, nbytes: int, few_hops: str, each_byte_once: str) -> t
     if size > 1 and nbytes <= (PAIR_BYTES if size == 2 else LATENCY_BYTES):
         return "recursive_doubling", few_hops
     power = size & (size - 1) == 0
-    if size > 1 and nbytes <= (HALVING_BYTES if power else size * HALVING_BYTES_EACH):
-        return "halving_doubling", f"at most {HALVING_BYTES} bytes: few hops, and every byte travels once"
+    halving = HALVING_BYTES if power else size * HALVING_BYTES_EACH
+    if size > 2 and nbytes <= halving:
+        return "halving_doubling", f"at most {halving} bytes: few hops, and every byte travels once"
     return "ring", each_byte_once
