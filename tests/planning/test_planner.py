@@ -78,7 +78,7 @@ def planner(
         (FOUR_HOSTS, "barrier", "uint8", 0, "dissemination"),
         (((0,), (1,)), "all_reduce", "float16", MB, "ring"),
         (((0, 1),), "all_reduce", "float32", 16 * KB, "oneshot"),
-        (((0, 1),), "all_reduce", "float16", 64 * KB, "halving_doubling"),
+        (((0, 1),), "all_reduce", "float16", 64 * KB, "oneshot"),
         (((0, 1),), "all_reduce", "float32", 256 * KB + 4, "staged"),
     ],
 )

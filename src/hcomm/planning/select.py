@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 ONESHOT_BYTES = 256 << 10
 #: From here on peer access beats copying through windows, if it is preferred at all (bytes).
 DIRECT_BYTES = 64 << 10
-#: Two ranks: from the first size on, up to the second, halves of the vector go through the engine's rings. A window is
-#: written again every second operation, when its lines are still in the other's cache; a ring much later (bytes; 64 KB
-#: in 0.8 of the time).
-PAIR_RINGS_FROM, PAIR_RINGS_TO = 16 << 10, 256 << 10
 #: all_reduce where ranks outnumber processors: up to so many bytes, what a power of two of ranks runs, what others run,
 #: and why. A rank in a ring waits for the messages of its neighbours, in a meeting for whoever comes last. (Measured
 #: with 3 and 4 ranks on 2 processors.)
@@ -254,10 +250,6 @@ def _preferences(world: Setting, request: Request) -> list[tuple[str, str]]:
     if request.operation == "all_reduce":
         if world.crowded and world.size > 2:
             choices[:0] = _crowded(world, request, once)
-        elif world.size == 2 and PAIR_RINGS_FROM < request.nbytes <= PAIR_RINGS_TO and not once:
-            choices.insert(
-                0, ("halving_doubling", "two ranks: halves, each written where nobody has read of late")
-            )
         elif request.nbytes * world.size <= ONESHOT_BYTES:
             choices.insert(0, oneshot)
         elif world.prefer_direct and request.nbytes >= DIRECT_BYTES:
