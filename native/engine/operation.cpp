@@ -13,7 +13,7 @@ namespace {
 /// Piece of a move that goes through process_vm_readv: large enough to pay for the system call, small enough
 /// for L2.
 constexpr std::uint64_t kRemotePiece = 128 << 10;
-/// Piece of a reduction with several destinations.
+/// Piece of a reduction that goes into a window, too.
 constexpr std::uint64_t kReducePiece = 8 << 10;
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
@@ -291,7 +291,7 @@ bool Operation::run_receive(const BoundBlock& block, const BoundStep& step, std:
             if (count > 0) {
                 void* dst = into.here + progress_;
                 const void* sources[2] = {dst, piece.data()};
-                plan_->kernel(&dst, 1, sources, 2, count, 1);
+                plan_->kernel(&dst, 1, sources, 2, count, 1, false);
                 moved = count * item_;
                 peer.coll->consume(moved);
             }
@@ -341,27 +341,38 @@ void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::ui
         void* to = static_cast<std::byte*>(dst[i]) + at;
         if (to == from) return;
         if (step.dst[i].space == Space::Window) return comm_.copier_.copy(to, from, n);
+        if (writes_past_cache(step.dst[i], kStreamCopy)) return copy_streaming(to, from, n);
         copy_bytes(to, from, n);
     };
     if (step.src.size() == 1 && divisor == 1) {
         for (std::size_t i = 0; i < step.dst.size(); ++i) copy_to(i, src[0], 0, count * item_);
         return;
     }
-    if (step.dst.size() == 1) {
-        plan_->kernel(dst, 1, src, static_cast<int>(step.src.size()), count, divisor);
+    const auto windows = std::count_if(step.dst.begin(), step.dst.end(),
+                                       [](const Operand& o) { return o.space == Space::Window; });
+    if (windows == 0 || step.dst.size() == 1) {
+        plan_->kernel(dst, static_cast<int>(step.dst.size()), src, static_cast<int>(step.src.size()), count,
+                      divisor, writes_past_cache(step.dst[0], kStreamReduce));
         return;
     }
-    // Piece by piece, so that the copies to the other destinations read the result from the first-level
-    // cache.
+    // Piece by piece, so that the copies into the window, which choose their stores themselves, read the
+    // result from the first-level cache.
     const std::uint64_t piece = kReducePiece / item_;
     for (std::uint64_t first = 0; first < count; first += piece) {
         const std::uint64_t n = std::min(piece, count - first), at = first * item_;
         void* result = static_cast<std::byte*>(dst[0]) + at;
-        plan_->kernel(&result, 1, src, static_cast<int>(step.src.size()), n, divisor);
+        plan_->kernel(&result, 1, src, static_cast<int>(step.src.size()), n, divisor, false);
         for (std::size_t i = 1; i < step.dst.size(); ++i) copy_to(i, result, at, n * item_);
         for (std::size_t i = 0; i < step.src.size(); ++i)
             src[i] = static_cast<const std::byte*>(src[i]) + n * item_;
     }
+}
+
+/// Whether what a step writes, all its tiles together, is too large to stay in the cache, and nothing in this
+/// operation reads it before: what has been read is in the cache, where an ordinary store finds it.
+bool Operation::writes_past_cache(const Operand& dst, std::size_t least) const noexcept {
+    return dst.space == Space::Output && (plan_->op == ReduceOp::None || !in_place_) &&
+           dst.count * item_ >= least;
 }
 
 /// A move of which some operand lies in the private memory of another process, piece by piece.
@@ -406,7 +417,7 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
                 if (d != src[0]) copy_bytes(d, src[0], bytes);
         } else {
             plan_->kernel(dst.data(), static_cast<int>(dst.size()), src.data(), static_cast<int>(src.size()),
-                          n, divisor);
+                          n, divisor, false);
         }
         for (const Place& p : to)
             if (!p.here) check(cma_write(p.owner->pid, p.address + offset, dst[0], bytes), *p.owner);
