@@ -2,10 +2,13 @@
 
     python -m benchmarks.kernels
     python -m benchmarks.kernels --sizes 256K,25M --filter "bfloat16 sum" --levels all --json kernels.json
+    python -m benchmarks.kernels --bound --sizes 1M,25M,100M
 
 For each type and operator, and for several numbers of sources and destinations of one pass: GB/s (each source read
 once, each destination written once), and its share of what an addition of two arrays of floats reaches on this core,
 measured between the repetitions of the kernel. Builds native/kernels/bench_kernels.cpp where it is not built yet.
+
+With --bound instead: an all_reduce of two ranks in shared memory beside what its traffic must take (bound.py).
 
 Exit code: 0 measured, 1 it could not be built or run, 2 wrong usage.
 """
@@ -25,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks import bound
 from benchmarks.jobs import ROOT
 from benchmarks.tables import size as size_text
 from hcomm.bench.machine import describe
@@ -41,8 +45,8 @@ class Failed(Exception):
     """The benchmark could not be built or run; the message is the end of what was said."""
 
 
-def build() -> Path:
-    """The benchmark's program, built.
+def build(name: str = "bench_kernels") -> Path:
+    """A program of native/kernels, built.
 
     Raises:
         Failed: there is no cmake, or it does not compile.
@@ -58,8 +62,8 @@ def build() -> Path:
         if ninja := _tool("ninja"):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         _run(configure)
-    _run([cmake, "--build", str(folder), "--target", "bench_kernels"])
-    return folder / "native" / "kernels" / "bench_kernels"
+    _run([cmake, "--build", str(folder), "--target", name])
+    return folder / "native" / "kernels" / name
 
 
 def _tool(name: str) -> str | None:
@@ -138,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
         "--levels", choices=["best", "all"], default="best", help="instruction sets (default: best)"
     )
     parser.add_argument("--filter", default="", help="a type, an operator, or both: 'bfloat16 sum'")
+    parser.add_argument(
+        "--bound", action="store_true", help="all_reduce beside the bound of its memory traffic"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     return parser
 
@@ -148,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console, progress = Console(), _progress()
     document: dict[str, Any] = {"version": 1, "machine": describe(()), "sizes": []}
     try:
+        if options.bound:
+            bound.report(build("bench_bound"), options.sizes, options.repetitions, options.json, console)
+            return 0
         program = build()
         with progress:
             known = _KERNELS * len(options.sizes) if not options.filter and options.levels == "best" else None
@@ -157,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     _advanced(entry, progress, bar) for entry in measure(program, nbytes, options)
                 )
                 document["sizes"].append({**limits, "kernels": kernels})
-    except Failed as failure:
+    except (Failed, bound.Failed) as failure:
         print(f"benchmarks.kernels: {failure}", file=sys.stderr)
         return 1
     machine = document["machine"]

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "engine/status.hpp"
+#include "links/shm/pages.hpp"
 
 namespace hcomm {
 namespace {
@@ -26,6 +27,12 @@ std::size_t page_bytes() noexcept {
 
 std::uintptr_t page_down(std::uintptr_t address) noexcept { return address / page_bytes() * page_bytes(); }
 std::uintptr_t page_up(std::uintptr_t address) noexcept { return page_down(address + page_bytes() - 1); }
+
+/// Where memory that is adopted begins in its file: as far behind the beginning of a page, and of a huge one
+/// if it may hold any, as in memory. Nothing before it is ever touched.
+std::size_t lead_of(std::uintptr_t address, std::size_t bytes) noexcept {
+    return address % (bytes < 2 * kHugePage ? page_bytes() : kHugePage);
+}
 
 [[noreturn]] void refuse(const std::string& what) {
     const int error = errno;
@@ -113,13 +120,15 @@ Segment::Segment(std::uint64_t number, std::size_t bytes)
       begin_(reinterpret_cast<std::uintptr_t>(mapping_.data())),
       end_(begin_ + bytes),
       inner_begin_(begin_),
-      inner_end_(begin_ + file_bytes_) {}
+      inner_end_(begin_ + file_bytes_) {
+    take_huge_pages(fd_.get(), mapping_.data(), 0, file_bytes_);
+}
 
 Segment::Segment(std::uint64_t number, std::uintptr_t address, std::size_t bytes)
     : id(number),
       adopted_(true),
-      lead_(address - page_down(address)),
-      file_bytes_(page_up(address + bytes) - page_down(address)),
+      lead_(lead_of(address, bytes)),
+      file_bytes_(page_up(lead_ + bytes)),
       fd_(make_file(file_bytes_)),
       mapping_(fd_.get(), file_bytes_),
       begin_(address),
@@ -153,6 +162,7 @@ void Segment::unmirror(std::uintptr_t address, std::size_t bytes) const noexcept
 void Segment::take_pages() {
     const std::size_t bytes = inner_end_ - inner_begin_;
     auto* pages = reinterpret_cast<void*>(inner_begin_);
+    take_huge_pages(fd_.get(), mapping_.data(), offset(inner_begin_), bytes);
     std::memcpy(alias(inner_begin_), pages, bytes);
     if (::mmap(pages, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_.get(),
                static_cast<off_t>(offset(inner_begin_))) == MAP_FAILED)

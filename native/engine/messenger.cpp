@@ -17,8 +17,6 @@ constexpr std::uint64_t kEagerTcp = 32 << 10;
 constexpr std::uint64_t kEagerMost = 64 << 10;  ///< no peer may announce more
 /// What is fetched at a time: whoever waits for the lock in between must not wait long.
 constexpr std::uint64_t kFetchPiece = 1 << 20;
-/// Messages from here on are written past the cache.
-constexpr std::uint64_t kStreamBytes = 8 << 20;
 
 std::uint64_t eager_most(const Peer& peer) noexcept { return peer.is_local() ? kEagerShm : kEagerTcp; }
 
@@ -370,10 +368,8 @@ void Messenger::fetch(Lane& lane) {
     bool reached = true;
     if (!fetch.from.data)
         reached = lane.peer->pid != 0 && cma_read(lane.peer->pid, header.address + fetch.got, into, n);
-    else if (header.bytes < kStreamBytes)
-        std::memcpy(into, fetch.from.data + fetch.got, n);
     else
-        copy_streaming(into, fetch.from.data + fetch.got, n);
+        copy_bytes(into, fetch.from.data + fetch.got, n, header.bytes);
     fetch.got += n;
     if (reached && fetch.got < header.bytes) return;
     const std::shared_ptr<Message> message = std::move(fetch.message);

@@ -305,7 +305,7 @@ bool Operation::run_receive(const BoundBlock& block, const BoundStep& step, std:
             if (count > 0) {
                 void* dst = into.here + progress_;
                 const void* sources[2] = {dst, piece.data()};
-                plan_->kernel(&dst, 1, sources, 2, count, 1);
+                plan_->kernel(&dst, 1, sources, 2, count, 1, false);
                 moved = count * item_;
                 peer.coll->consume(moved);
             }
@@ -357,29 +357,40 @@ void Operation::run_move(const BoundBlock& block, const BoundStep& step, std::ui
         void* to = static_cast<std::byte*>(dst[i]) + at;
         if (to == from) return;
         if (step.dst[i].space == Space::Window) return comm_.copier_.copy(to, from, n);
+        if (writes_past_cache(step.dst[i], kStreamCopy)) return copy_streaming(to, from, n);
         copy_bytes(to, from, n, bytes);
     };
     const bool copies = step.src.size() == 1 && divisor == 1;
-    if (step.dst.size() == 1) {
-        if (copies) return copy_to(0, src[0], 0, bytes);
-        plan_->kernel(dst, 1, src, static_cast<int>(step.src.size()), count, divisor);
+    const auto ndst = static_cast<int>(step.dst.size()), nsrc = static_cast<int>(step.src.size());
+    if (copies && ndst == 1) return copy_to(0, src[0], 0, bytes);
+    const bool windowed = std::any_of(step.dst.begin(), step.dst.end(),
+                                      [](const Operand& o) { return o.space == Space::Window; });
+    if (!copies && (!windowed || ndst == 1)) {
+        plan_->kernel(dst, ndst, src, nsrc, count, divisor, writes_past_cache(step.dst[0], kStreamReduce));
         return;
     }
-    // Piece by piece, so that what goes to several destinations is read from the first-level cache, but for
-    // the first time.
+    // Piece by piece, so that what goes to several destinations, each with stores of its own kind, is read
+    // from the first-level cache, but for the first time.
     const std::uint64_t piece = kSharedPiece / item_;
     for (std::uint64_t first = 0; first < count; first += piece) {
         const std::uint64_t n = std::min(piece, count - first), at = first * item_;
         const void* result = src[0];
         if (!copies) {
             void* into = static_cast<std::byte*>(dst[0]) + at;
-            plan_->kernel(&into, 1, src, static_cast<int>(step.src.size()), n, divisor);
+            plan_->kernel(&into, 1, src, nsrc, n, divisor, false);
             result = into;
         }
         for (std::size_t i = copies ? 0 : 1; i < step.dst.size(); ++i) copy_to(i, result, at, n * item_);
         for (std::size_t i = 0; i < step.src.size(); ++i)
             src[i] = static_cast<const std::byte*>(src[i]) + n * item_;
     }
+}
+
+/// Whether what a step writes, all its tiles together, is too large to stay in the cache, and nothing in this
+/// operation reads it before: what has been read is in the cache, where an ordinary store finds it.
+bool Operation::writes_past_cache(const Operand& dst, std::size_t least) const noexcept {
+    return dst.space == Space::Output && (plan_->op == ReduceOp::None || !in_place_) &&
+           dst.count * item_ >= least;
 }
 
 /// A move of which some operand lies in the private memory of another process, piece by piece.
@@ -424,7 +435,7 @@ void Operation::move_remote(const BoundBlock& block, const BoundStep& step, std:
                 if (d != src[0]) copy_bytes(d, src[0], bytes);
         } else {
             plan_->kernel(dst.data(), static_cast<int>(dst.size()), src.data(), static_cast<int>(src.size()),
-                          n, divisor);
+                          n, divisor, false);
         }
         for (const Place& p : to)
             if (!p.here) check(cma_write(p.owner->pid, p.address + offset, dst[0], bytes), *p.owner);

@@ -50,6 +50,7 @@ class Operation final : public Task {
     void run_send(const BoundBlock& block, const BoundStep& step, std::uint64_t tile);
     void run_move(const BoundBlock& block, const BoundStep& step, std::uint64_t tile);
     void move_remote(const BoundBlock& block, const BoundStep& step, std::uint64_t tile, std::uint64_t count);
+    bool writes_past_cache(const Operand& dst, std::size_t least) const noexcept;
     void post(const BoundStep& step);
     bool await(Peer& peer);
     bool receive_header(Peer& peer, std::uint64_t bytes);

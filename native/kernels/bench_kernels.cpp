@@ -1,5 +1,8 @@
 /// Every kernel against what the machine can do: a copy, and an addition of two arrays of floats.
 ///
+/// Destinations of hcomm::kStreamReduce bytes and more are written with streaming stores, as in operations
+/// whose destinations are no sources.
+///
 ///     bench_kernels [KiB per buffer = 25600] [repetitions = 7] [level = best | all] [name filter]
 ///
 /// Writes one JSON object a line; `python -m benchmarks.kernels` makes tables of them. GB/s count each source
@@ -75,7 +78,8 @@ struct Bench {
         const void* src[kBuffers];
         for (int s = 0; s < shape.sources; ++s) src[s] = buffers[std::size_t(s)].data();
         for (int d = 0; d < shape.destinations; ++d) dst[d] = buffers[std::size_t(kBuffers - 1 - d)].data();
-        kernel(dst, shape.destinations, src, shape.sources, bytes / size, unsigned(shape.sources));
+        kernel(dst, shape.destinations, src, shape.sources, bytes / size, unsigned(shape.sources),
+               bytes >= hcomm::kStreamReduce);
     }
 };
 

@@ -57,6 +57,11 @@ const KernelTable* table_at(Level level) noexcept {
     }
 }
 
+const KernelTable& best_table() noexcept {
+    static const KernelTable& table = *table_at(best_level());
+    return table;
+}
+
 ReduceFn reduce_kernel_at(Level level, DType dtype, ReduceOp op) noexcept {
     if (table_at(level) == nullptr || !supported(dtype, op)) return nullptr;
     ReduceFn kernel = nullptr;
@@ -86,7 +91,7 @@ ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept {
 
 void finish(DType dtype, void* data, std::size_t count, unsigned divisor) noexcept {
     if (divisor <= 1 || kernels::index(dtype) >= kDTypes) return;
-    const auto divide = kernels::table_at(kernels::best_level())->finish[kernels::index(dtype)];
+    const auto divide = kernels::best_table().finish[kernels::index(dtype)];
     if (divide != nullptr) divide(data, count, divisor);
 }
 

@@ -14,17 +14,22 @@ enum class Level : std::uint8_t { Baseline = 0, Avx2, Avx512 };
 
 inline constexpr int kLevels = 3;
 
+using CopyFn = void (*)(void* dst, const void* src, std::size_t n) noexcept;
 using FinishFn = void (*)(void* data, std::size_t count, unsigned divisor) noexcept;
 
 /// The kernels of one level; nullptr where the operator is not supported or the level below has the better
 /// kernel.
 struct KernelTable {
+    CopyFn copy_lines;  ///< past the cache: `dst` begins with a line of memory, `n` is a multiple of it
     ReduceFn reduce[kDTypes][kReduceOps];
     FinishFn finish[kDTypes];
 };
 
 /// The table of `level`, or nullptr if this build or this machine lacks it.
 [[nodiscard]] const KernelTable* table_at(Level level) noexcept;
+
+/// The table of the best level of this machine.
+[[nodiscard]] const KernelTable& best_table() noexcept;
 
 /// `reduce_kernel` of one level; nullptr if the level is missing or the operator is not supported.
 [[nodiscard]] ReduceFn reduce_kernel_at(Level level, DType dtype, ReduceOp op) noexcept;

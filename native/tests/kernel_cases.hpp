@@ -54,17 +54,17 @@ inline std::size_t alignment(DType dtype) {
 }
 
 /// One call with `nsrc` sources and `ndst` destinations of `count` elements, every buffer `shift` alignments
-/// off a 64-byte boundary, with guard bytes after the destinations. Where `in_place`, destination d is source
-/// d.
+/// off a 64-byte boundary, with guard bytes around the destinations. Where `in_place`, destination d is
+/// source d. `stream`: with streaming stores.
 inline void run_case(Level level, DType dtype, ReduceOp op, hcomm::ReduceFn kernel, std::size_t count,
-                     int nsrc, int ndst, std::size_t shift, bool in_place = false) {
+                     int nsrc, int ndst, std::size_t shift, bool in_place = false, bool stream = false) {
     const std::size_t bytes = count * hcomm::size_of(dtype);
     std::mt19937 random(static_cast<unsigned>(count * 31 + std::size_t(nsrc)));
-    std::vector<Bytes> memory(std::size_t(nsrc + ndst), Bytes(bytes + 256, 0xA5));
+    std::vector<Bytes> memory(std::size_t(nsrc + ndst), Bytes(bytes + 384, 0xA5));
     std::vector<unsigned char*> at;
     for (Bytes& buffer : memory) {
         const auto address = reinterpret_cast<std::uintptr_t>(buffer.data());
-        at.push_back(buffer.data() + (64 - address % 64) % 64 + shift * alignment(dtype));
+        at.push_back(buffer.data() + 64 + (64 - address % 64) % 64 + shift * alignment(dtype));
     }
     reference::Sources src;
     for (int s = 0; s < nsrc; ++s) {
@@ -76,14 +76,15 @@ inline void run_case(Level level, DType dtype, ReduceOp op, hcomm::ReduceFn kern
     std::vector<void*> dst;
     for (int d = 0; d < ndst; ++d) dst.push_back(at[std::size_t(in_place ? d : nsrc + d)]);
     const std::vector<const void*> sources(src.begin(), src.end());
-    kernel(dst.data(), ndst, sources.data(), nsrc, count, divisor);
+    kernel(dst.data(), ndst, sources.data(), nsrc, count, divisor, stream);
     for (void* d : dst) {
         const auto* result = static_cast<const unsigned char*>(d);
         const bool right = reference::same(dtype, result, expected.data(), count);
-        const bool guarded = std::count(result + bytes, result + bytes + 64, 0xA5) == 64;
+        const bool guarded = std::count(result + bytes, result + bytes + 64, 0xA5) == 64 &&
+                             std::count(result - 64, result, 0xA5) == 64;
         if (!right || !guarded) {
             check::fail(__FILE__, __LINE__,
-                        label(level, dtype, op) + (right ? " writes past the end" : " gives wrong values") +
+                        label(level, dtype, op) + (right ? " writes outside" : " gives wrong values") +
                             ": count " + std::to_string(count) + ", " + std::to_string(nsrc) + " sources, " +
                             std::to_string(ndst) + " destinations, shift " + std::to_string(shift));
         }
@@ -110,7 +111,7 @@ void run_hand_cases(DType dtype, const std::vector<Case<T>>& cases) {
             std::vector<T> result(kCount);
             void* dst[] = {result.data()};
             hcomm::kernels::reduce_kernel_at(level, dtype, c.op)(dst, 1, sources.data(), int(sources.size()),
-                                                                 kCount, unsigned(sources.size()));
+                                                                 kCount, unsigned(sources.size()), false);
             for (const T value : result) {
                 if (std::memcmp(&value, &c.expected, sizeof value) == 0) continue;
                 check::fail(__FILE__, __LINE__,

@@ -51,8 +51,9 @@ TEST(supported_operators) {
 }
 
 TEST(every_type_and_operator) {
-    const int shapes[][2] = {{1, 1}, {1, 3}, {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3},
-                             {4, 1}, {4, 2}, {4, 3}, {4, 4}, {5, 1}, {5, 3}};  // sources, destinations
+    const int shapes[][2] = {
+        {1, 1}, {1, 3}, {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {3, 3}, {4, 1},
+        {4, 2}, {4, 3}, {4, 4}, {5, 1}, {5, 3}, {6, 1}, {7, 2}, {8, 1}, {8, 8}};  // sources, destinations
     for_each_kernel([&](Level level, DType dtype, ReduceOp op, hcomm::ReduceFn kernel) {
         for (const std::size_t count : {0, 1, 7, 8, 63, 1000}) {
             for (const auto& shape : shapes) run_case(level, dtype, op, kernel, count, shape[0], shape[1], 0);
@@ -66,12 +67,40 @@ TEST(several_blocks) {
     });
 }
 
+TEST(past_the_cache) {
+    // Heads and tails around the lines that are written whole, at every level; pointers that leave none.
+    for_each_kernel([&](Level level, DType dtype, ReduceOp op, hcomm::ReduceFn kernel) {
+        for (const std::size_t count : {0, 1, 15, 63, 64, 700}) {
+            for (const std::size_t shift : {0, 1, 3}) {
+                run_case(level, dtype, op, kernel, count, 2, 1, shift, false, true);
+                run_case(level, dtype, op, kernel, count, 5, 3, shift, false, true);
+            }
+        }
+        run_case(level, dtype, op, kernel, 700, 4, 4, 1, true, true);
+    });
+}
+
+TEST(past_the_cache_where_destinations_lie_differently) {
+    constexpr std::size_t kCount = 300;
+    const std::vector<std::int16_t> ones(kCount, 1), twos(kCount, 2);
+    for (const Level level : levels()) {
+        std::vector<std::int16_t> first(kCount + 1), second(kCount + 1);
+        const void* src[] = {ones.data(), twos.data(), ones.data()};
+        void* dst[] = {first.data(), second.data() + 1};
+        hcomm::kernels::reduce_kernel_at(level, DType::I16, ReduceOp::Sum)(dst, 2, src, 3, kCount, 1, true);
+        CHECK_EQ(std::count(first.begin(), first.end() - 1, 4), std::ptrdiff_t(kCount));
+        CHECK_EQ(std::count(second.begin() + 1, second.end(), 4), std::ptrdiff_t(kCount));
+        CHECK(first.back() == 0 && second.front() == 0);
+    }
+}
+
 TEST(element_aligned_pointers) {
     for_each_kernel([&](Level level, DType dtype, ReduceOp op, hcomm::ReduceFn kernel) {
         for (const std::size_t shift : {1, 3}) {
             run_case(level, dtype, op, kernel, 133, 2, 1, shift);
             run_case(level, dtype, op, kernel, 133, 2, 2, shift);
             run_case(level, dtype, op, kernel, 133, 4, 2, shift);
+            run_case(level, dtype, op, kernel, 133, 7, 1, shift);
         }
     });
 }
@@ -83,6 +112,7 @@ TEST(destinations_that_are_sources) {
             run_case(level, dtype, op, kernel, count, 2, 1, 0, true);
             run_case(level, dtype, op, kernel, count, 2, 2, 0, true);
             run_case(level, dtype, op, kernel, count, 4, 4, 0, true);
+            run_case(level, dtype, op, kernel, count, 8, 8, 0, true);
         }
     });
 }
@@ -130,7 +160,7 @@ TEST(nan_propagates_through_min_and_max) {
                             expected[at] = nan;
                             void* dst[] = {result.data()};
                             hcomm::kernels::reduce_kernel_at(level, dtype, op)(dst, 1, sources.data(), nsrc,
-                                                                               kCount, 1);
+                                                                               kCount, 1, false);
                             CHECK(reference::same(
                                 dtype, reinterpret_cast<const unsigned char*>(result.data()),
                                 reinterpret_cast<const unsigned char*>(expected.data()), kCount));
@@ -185,7 +215,8 @@ TEST(all_short_floats_survive) {
             const void* src[] = {all.data(),
                                  minus_zero.data()};  // x + -0 is x for every x, +0 and -0 included
             void* dst[] = {result.data()};
-            hcomm::kernels::reduce_kernel_at(level, dtype, ReduceOp::Sum)(dst, 1, src, 2, all.size(), 1);
+            hcomm::kernels::reduce_kernel_at(level, dtype, ReduceOp::Sum)(dst, 1, src, 2, all.size(), 1,
+                                                                          false);
             CHECK(reference::same(dtype, reinterpret_cast<const unsigned char*>(result.data()),
                                   reinterpret_cast<const unsigned char*>(all.data()), all.size()));
             // A NaN keeps its sign and the upper part of its payload, and is quiet.
@@ -211,7 +242,8 @@ TEST(all_short_floats_times_factors) {
             const Bytes expected = reference::reduce(dtype, ReduceOp::Prod, same_src, all.size(), 1);
             for (const Level level : levels()) {
                 void* dst[] = {result.data()};
-                hcomm::kernels::reduce_kernel_at(level, dtype, ReduceOp::Prod)(dst, 1, src, 2, all.size(), 1);
+                hcomm::kernels::reduce_kernel_at(level, dtype, ReduceOp::Prod)(dst, 1, src, 2, all.size(), 1,
+                                                                               false);
                 CHECK(reference::same(dtype, reinterpret_cast<const unsigned char*>(result.data()),
                                       expected.data(), all.size()));
             }
@@ -233,8 +265,9 @@ TEST(levels_agree_on_any_bits) {
             Bytes result(kBytes), expected(kBytes);
             void* dst[] = {result.data()};
             void* base_dst[] = {expected.data()};
-            kernel(dst, 1, src, nsrc, count, 3);
-            hcomm::kernels::reduce_kernel_at(Level::Baseline, dtype, op)(base_dst, 1, src, nsrc, count, 3);
+            kernel(dst, 1, src, nsrc, count, 3, false);
+            hcomm::kernels::reduce_kernel_at(Level::Baseline, dtype, op)(base_dst, 1, src, nsrc, count, 3,
+                                                                         false);
             if (!reference::same(dtype, result.data(), expected.data(), count)) {
                 check::fail(__FILE__, __LINE__, label(level, dtype, op) + " differs from the baseline");
             }
@@ -251,8 +284,9 @@ TEST(thousands_of_sources) {
     const std::vector<const void*> src(kSources, ones.data()), bf16_src(kSources, bf16_ones.data());
     void* dst[] = {sum.data()};
     void* bf16_dst[] = {average.data()};
-    hcomm::reduce_kernel(DType::I32, ReduceOp::Sum)(dst, 1, src.data(), kSources, 100, 1);
-    hcomm::reduce_kernel(DType::BF16, ReduceOp::Avg)(bf16_dst, 1, bf16_src.data(), kSources, 100, kSources);
+    hcomm::reduce_kernel(DType::I32, ReduceOp::Sum)(dst, 1, src.data(), kSources, 100, 1, false);
+    hcomm::reduce_kernel(DType::BF16, ReduceOp::Avg)(bf16_dst, 1, bf16_src.data(), kSources, 100, kSources,
+                                                     false);
     CHECK(sum == std::vector<std::int32_t>(100, kSources));
     CHECK(average == bf16_ones);  // 3000 counted in float32; in bfloat16 the sum would stick at 256
 }
@@ -298,12 +332,29 @@ TEST(only_an_average_divides) {
     float result[1];
     const void* src[] = {a, b};
     void* dst[] = {result};
-    hcomm::reduce_kernel(DType::F32, ReduceOp::Sum)(dst, 1, src, 2, 1, 2);
+    hcomm::reduce_kernel(DType::F32, ReduceOp::Sum)(dst, 1, src, 2, 1, 2, false);
     CHECK_EQ(result[0], 8.0f);
-    hcomm::reduce_kernel(DType::F32, ReduceOp::Avg)(dst, 1, src, 2, 1, 2);
+    hcomm::reduce_kernel(DType::F32, ReduceOp::Avg)(dst, 1, src, 2, 1, 2, false);
     CHECK_EQ(result[0], 4.0f);
-    hcomm::reduce_kernel(DType::F32, ReduceOp::Avg)(dst, 1, src, 2, 1, 1);
+    hcomm::reduce_kernel(DType::F32, ReduceOp::Avg)(dst, 1, src, 2, 1, 1, false);
     CHECK_EQ(result[0], 8.0f);
+}
+
+TEST(copy_of_lines) {
+    for (const Level level : levels()) {
+        for (const std::size_t lines : {0, 1, 3, 4, 5, 9}) {
+            const std::size_t size = lines * 64;
+            Bytes from(size + 1), to(size + 256, 0xA5);
+            for (std::size_t i = 0; i < size; ++i)
+                from[i + 1] = static_cast<unsigned char>(i * 31 + (i >> 8));
+            unsigned char* line =
+                to.data() + 64 + (64 - reinterpret_cast<std::uintptr_t>(to.data()) % 64) % 64;
+            hcomm::kernels::table_at(level)->copy_lines(line, from.data() + 1, size);
+            CHECK(size == 0 || std::memcmp(line, from.data() + 1, size) == 0);
+            CHECK_EQ(std::count(line - 64, line, 0xA5) + std::count(line + size, line + size + 64, 0xA5),
+                     128);
+        }
+    }
 }
 
 TEST(copy_of_any_size) {
@@ -316,6 +367,10 @@ TEST(copy_of_any_size) {
             CHECK(size == 0 || std::memcmp(to.data() + shift, from.data(), size) == 0);
             CHECK_EQ(std::count(to.begin() + std::ptrdiff_t(shift + size), to.end(), 0xA5), 128 - shift);
             CHECK_EQ(std::count(to.begin(), to.begin() + std::ptrdiff_t(shift), 0xA5), shift);
+            std::fill(to.begin(), to.end(), 0xA5);
+            hcomm::copy_streaming(to.data() + shift, from.data(), size);
+            CHECK(size == 0 || std::memcmp(to.data() + shift, from.data(), size) == 0);
+            CHECK_EQ(std::count(to.begin() + std::ptrdiff_t(shift + size), to.end(), 0xA5), 128 - shift);
         }
     }
     hcomm::copy_bytes(nullptr, nullptr, 0);

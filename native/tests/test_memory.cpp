@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "check.hpp"
@@ -55,11 +56,10 @@ bool is_sum(const float* data, std::size_t count, int size) {
     return true;
 }
 
-void sum_allocated(int size) {
+void sum_allocated(int size, std::size_t count = 50'001) {
     auto ranks = make_world(std::vector<int>(static_cast<std::size_t>(size), 0));
     on_every_rank(ranks, [&](Comm& comm, int r) {
         Engine& engine = *ranks[static_cast<std::size_t>(r)].engine;
-        const std::size_t count = 50'001;
         auto segment = engine.memory().allocate(count * sizeof(float));
         auto* data = reinterpret_cast<float*>(segment->begin());
         CHECK_EQ(comm.share(data, count * sizeof(float), 10), std::string());
@@ -125,6 +125,25 @@ TEST(adopted_memory_keeps_its_ragged_ends) {
 }
 
 /// What a resized storage does: the pages go back to the system, and others come to the same addresses.
+TEST(large_memory_lies_alike_in_huge_pages_everywhere) {
+    constexpr std::size_t kHuge = std::size_t{2} << 20, kCount = (2 * kHuge + 40) / sizeof(float);
+    sum_adopted(2, 3 * kPage + 64, kCount);
+    sum_allocated(2, kCount);
+    hcomm::Memory memory;
+    Pages pages(6 * kHuge + kPage);
+    const auto address = reinterpret_cast<std::uintptr_t>(pages.data) + kPage + 64;
+    std::memset(pages.data, 1, pages.size);
+    const auto adopted = memory.adopt(address, 5 * kHuge);
+    CHECK_EQ((reinterpret_cast<std::uintptr_t>(adopted->alias(address)) - address) % kHuge, 0);
+    CHECK_EQ(adopted->offset(address) % kHuge, address % kHuge);
+    const auto allocated = memory.allocate(3 * kHuge + 1);
+    CHECK_EQ(allocated->begin() % kHuge, 0);
+    const auto* bytes = reinterpret_cast<const std::byte*>(allocated->begin());
+    CHECK(std::all_of(bytes, bytes + 3 * kHuge + 1, [](std::byte b) { return b == std::byte{0}; }));
+    CHECK(memory.release(*adopted));
+    CHECK(std::all_of(pages.data, pages.data + pages.size, [](std::byte b) { return b == std::byte{1}; }));
+}
+
 TEST(memory_that_was_replaced_behind_our_back_is_not_taken_for_shared) {
     auto ranks = make_world({0, 0});
     on_every_rank(ranks, [&](Comm& comm, int r) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/status.hpp"
+#include "links/shm/pages.hpp"
 
 namespace hcomm {
 namespace {
@@ -21,12 +22,11 @@ std::size_t clamp_ring(std::size_t bytes, std::size_t most) {
 }
 
 std::byte* map(int fd, std::size_t bytes) {
-    const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
-    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
-    if (data == MAP_FAILED)
+    std::byte* data = map_shared(fd, bytes);
+    if (data == nullptr)
         throw SystemError("cannot map " + std::to_string(bytes) +
                           " bytes of shared memory: " + std::strerror(errno));
-    return static_cast<std::byte*>(data);
+    return data;
 }
 
 }  // namespace
