@@ -172,7 +172,7 @@ class Comm:
         """`send` of an ordinary tensor of any size; None for what takes the general way."""
 
     def recv_tensor(self, tensor: object, src: object, tag: object, timeout: float) -> bool | Op | None:
-        """`recv` into an ordinary tensor, blocking, without the GIL: True, or the one that failed; None if it is not one."""
+        """`recv` into an ordinary tensor, blocking, without the GIL: True, or what failed; None if it is not one."""
 
     noted_bytes: int
     """From this size on, `call` finds tensors in shared memory only (default: no limit)."""

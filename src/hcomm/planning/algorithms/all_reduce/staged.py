@@ -11,7 +11,7 @@ _SMALL_FROM, _SMALL_TO = 2 << 20, 16 << 20
 
 
 def _fit(nbytes: int, size: int) -> dict[str, int]:
-    return {"chunk": SMALL_TILE} if _SMALL_FROM < nbytes <= _SMALL_TO else {}
+    return {"chunk": SMALL_TILE} if _SMALL_FROM <= nbytes <= _SMALL_TO else {}
 
 
 @algorithm(
