@@ -11,9 +11,10 @@
 #include <cstring>
 #include <span>
 
+#include "bindings/handles.hpp"
 #include "bindings/memory.hpp"
+#include "bindings/messages.hpp"
 #include "bindings/quantise.hpp"
-#include "bindings/shortcuts.hpp"
 #include "engine/comm.hpp"
 #include "engine/engine.hpp"
 #include "kernels/kernels.hpp"
@@ -28,33 +29,6 @@ namespace {
 std::span<const std::byte> view(const nb::bytes& bytes) {
     return {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
-
-/// Runs Python's signal handlers; true if one raised (Ctrl-C).
-bool check_signals() {
-    const nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
-}
-
-/// A handle on a communicator that closes it when Python lets go of it.
-struct CommHandle {
-    std::shared_ptr<Comm> comm;
-    pid_t pid;
-    std::unique_ptr<Shortcuts> shortcuts = std::make_unique<Shortcuts>();
-    /// Tensors of so many bytes take the general way as long as they are not shared: Python takes note of
-    /// them.
-    std::size_t noted_bytes = SIZE_MAX;
-
-    ~CommHandle() {
-        // In a forked child there is no engine thread, and the connections belong to the parent.
-        if (comm && ::getpid() == pid) comm->close();
-    }
-};
-
-struct OpHandle {
-    std::shared_ptr<Comm> comm;
-    std::shared_ptr<Task> task;
-    std::shared_ptr<Message> message;  ///< null for collectives
-};
 
 std::shared_ptr<Mapping> map_window(int fd, std::size_t bytes) {
     const Fd owned(fd);
@@ -122,17 +96,6 @@ std::shared_ptr<const Plan> make_plan(const CommHandle& self, nb::bytes program,
                            {reaches_input, reaches_output, through_process});
 }
 
-int finish_call(Status status) {
-    if (status == Status::Interrupted && PyErr_Occurred()) throw nb::python_error();
-    return static_cast<int>(status);
-}
-
-template <class Call>
-Status without_gil(Call call) {
-    const nb::gil_scoped_release release;
-    return call();
-}
-
 int run(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in, std::uintptr_t out,
         double timeout) {
     return finish_call(without_gil([&] {
@@ -172,63 +135,6 @@ void remember(const CommHandle& self, std::uint32_t operation, nb::handle tensor
                              inside);
 }
 
-/// An ordinary tensor, a rank of the communicator and a tag, as plain numbers.
-struct Parcel {
-    void* data;
-    std::uint64_t bytes;
-    std::uint8_t dtype;
-    int peer, tag;
-};
-
-/// None for everything that has to be looked at more closely.
-std::optional<Parcel> parcel(const CommHandle& self, nb::handle tensor, nb::handle peer, nb::handle tag) {
-    if (!PyLong_CheckExact(peer.ptr()) || !PyLong_CheckExact(tag.ptr())) return {};
-    int overflow = 0;
-    const long rank = PyLong_AsLongAndOverflow(peer.ptr(), &overflow);
-    if (overflow || rank < 0 || rank >= self.comm->size()) return {};
-    const long number = PyLong_AsLongAndOverflow(tag.ptr(), &overflow);
-    if (overflow || number < 0 || number > std::numeric_limits<std::int32_t>::max()) return {};
-    const auto seen = self.shortcuts->see(tensor.ptr());
-    if (!seen) return {};
-    return Parcel{seen->data, seen->count * size_of(seen->dtype), static_cast<std::uint8_t>(seen->dtype),
-                  static_cast<int>(rank), static_cast<int>(number)};
-}
-
-/// Sends an ordinary tensor that is small enough to be copied at once. False if it is not, or that cannot be:
-/// then nothing has happened.
-bool send_tensor(const CommHandle& self, nb::handle tensor, nb::handle dst, nb::handle tag) {
-    const auto p = parcel(self, tensor, dst, tag);
-    return p && p->bytes <= Comm::kSmallMessage &&
-           self.comm->send_now(p->peer, p->tag, p->data, p->bytes, p->dtype);
-}
-
-/// Starts sending an ordinary tensor; none if it is not one.
-std::optional<OpHandle> start_send(const CommHandle& self, nb::handle tensor, nb::handle dst, nb::handle tag,
-                                   double timeout, std::string where) {
-    const auto p = parcel(self, tensor, dst, tag);
-    if (!p) return {};
-    const nb::gil_scoped_release release;
-    auto message = self.comm->send(p->peer, p->tag, p->data, p->bytes, p->dtype, timeout, std::move(where));
-    return OpHandle{self.comm, message, message};
-}
-
-/// Receives into an ordinary tensor, blocking: True, or what failed. None if it is not an ordinary one.
-nb::object receive_tensor(const CommHandle& self, nb::handle tensor, nb::handle src, nb::handle tag,
-                          double timeout) {
-    const auto p = parcel(self, tensor, src, tag);
-    if (!p) return nb::none();
-    std::shared_ptr<Message> message;
-    {
-        const nb::gil_scoped_release release;
-        message =
-            self.comm->receive_now(p->peer, p->tag, p->data, p->bytes, p->dtype, timeout, check_signals);
-    }
-    const Status status = message->status.load();
-    if (status == Status::Ok) return nb::bool_(true);
-    finish_call(status);
-    return nb::cast(OpHandle{self.comm, message, message});
-}
-
 OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::uintptr_t in,
                std::uintptr_t out, double timeout, std::string where) {
     const nb::gil_scoped_release release;
@@ -236,24 +142,6 @@ OpHandle start(const CommHandle& self, std::shared_ptr<const Plan> plan, std::ui
             self.comm->start(std::move(plan), reinterpret_cast<void*>(in), reinterpret_cast<void*>(out),
                              timeout, std::move(where)),
             nullptr};
-}
-
-OpHandle send(const CommHandle& self, int dst, int tag, std::uintptr_t data, std::uint64_t bytes, int dtype,
-              double timeout, std::string where) {
-    const nb::gil_scoped_release release;
-    if (dst < 0 || dst >= self.comm->size()) throw std::invalid_argument("dst outside the communicator");
-    auto message = self.comm->send(dst, tag, reinterpret_cast<void*>(data), bytes,
-                                   static_cast<std::uint8_t>(dtype), timeout, std::move(where));
-    return {self.comm, message, message};
-}
-
-OpHandle receive(const CommHandle& self, int src, int tag, std::uintptr_t data, std::uint64_t bytes,
-                 int dtype, double timeout, std::string where) {
-    const nb::gil_scoped_release release;
-    if (src < -1 || src >= self.comm->size()) throw std::invalid_argument("src outside the communicator");
-    auto message = self.comm->receive(src, tag, reinterpret_cast<void*>(data), bytes,
-                                      static_cast<std::uint8_t>(dtype), timeout, std::move(where));
-    return {self.comm, message, message};
 }
 
 int wait(const OpHandle& self, double timeout) {
@@ -330,8 +218,9 @@ void define_comm(nb::module_& m) {
                          return o.message && !o.task->pending() ? o.message->text : std::string();
                      })
         .def("wait", &wait, "timeout"_a);
-    nb::class_<CommHandle>(m, "Comm")
-        .def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a,
+    nb::class_<CommHandle> comm(m, "Comm");
+    define_messages(comm);
+    comm.def("__init__", &make_comm, "engine"_a, nb::kw_only(), "uid"_a, "rank"_a, "size"_a, "local"_a,
              "windows"_a, "control"_a, "coll"_a, "p2p"_a, "pids"_a, "buffer_bytes"_a, "crowded"_a,
              "overlap"_a = true, "priority"_a = 0, "label"_a = "")
         .def("plan", &make_plan, "program"_a, "fallback"_a, nb::kw_only(), "operation"_a, "dtype"_a, "op"_a,
@@ -343,17 +232,9 @@ void define_comm(nb::module_& m) {
              "timeout"_a)
         .def("remember", &remember, "operation"_a, "tensor"_a.none(), "out"_a.none(), "op"_a.none(), "root"_a,
              "plan"_a, "inside"_a.none() = nb::none())
-        .def(
-            "know", [](const CommHandle& c, nb::handle tensor) { c.shortcuts->know(Py_TYPE(tensor.ptr())); },
-            "tensor"_a)
-        .def("send_tensor", &send_tensor, "tensor"_a, "dst"_a, "tag"_a)
-        .def("start_send", &start_send, "tensor"_a, "dst"_a, "tag"_a, "timeout"_a, "where"_a)
-        .def("recv_tensor", &receive_tensor, "tensor"_a, "src"_a, "tag"_a, "timeout"_a)
         .def_rw("noted_bytes", &CommHandle::noted_bytes)
         .def("forget", [](const CommHandle& c) { c.shortcuts->clear(); })
         .def("start", &start, "plan"_a, "in_ptr"_a, "out_ptr"_a, "timeout"_a, "where"_a)
-        .def("send", &send, "dst"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
-        .def("recv", &receive, "src"_a, "tag"_a, "ptr"_a, "nbytes"_a, "dtype"_a, "timeout"_a, "where"_a)
         .def("failure", [](const CommHandle& c) { return c.comm->failure(); })
         .def("reports", &reports, "what"_a, "where"_a, "timeout"_a)
         .def(
