@@ -66,7 +66,7 @@ nb::object receive_tensor(const CommHandle& self, nb::handle tensor, nb::handle 
     }
     const Status status = message->status.load();
     if (status == Status::Ok) return nb::bool_(true);
-    finish_call(status);
+    if (PyErr_Occurred()) throw nb::python_error();  // Ctrl-C, whatever the message ended with
     return nb::cast(OpHandle{self.comm, message, message});
 }
 

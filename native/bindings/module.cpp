@@ -207,9 +207,13 @@ void define_failure(nb::module_& m) {
 void define_comm(nb::module_& m) {
     nb::class_<Plan>(m, "Plan");
     nb::class_<OpHandle>(m, "Op")
-        .def_prop_ro(
-            "done",
-            [](const OpHandle& o) { return !o.task->pending() || (o.message && o.comm->look(*o.task)); })
+        .def_prop_ro("done",
+                     [](const OpHandle& o) {
+                         if (!o.task->pending()) return true;
+                         const nb::gil_scoped_release release;
+                         return o.message && o.comm->look(*o.task);
+                     })
+        .def_prop_ro("over", [](const OpHandle& o) { return !o.task->pending(); })
         .def_prop_ro("status", [](const OpHandle& o) { return static_cast<int>(o.task->status.load()); })
         .def_prop_ro("source", [](const OpHandle& o) { return o.message ? o.message->source : -1; })
         .def_prop_ro("nbytes", [](const OpHandle& o) { return o.message ? o.message->bytes : 0; })

@@ -177,6 +177,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::unique_lock<std::mutex> enter() noexcept;
     void let_in(std::unique_lock<std::mutex>& lock) noexcept;
     void hand_over();
+    void stop_interrupted();
     std::shared_ptr<Segment> shared_segment(const void* address, std::size_t bytes, bool writable);
     bool offer_segment(const Segment& segment);
     void on_share(Peer& peer, const ShareNote& note);

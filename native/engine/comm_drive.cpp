@@ -113,8 +113,17 @@ void Comm::hand_over() {
 
 bool Comm::look(const Task& task) {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock && task.pending()) progress();
+    if (lock && !closed_ && task.pending()) progress();
     return !task.pending();
+}
+
+/// Ctrl-C ends the communicator on all ranks.
+void Comm::stop_interrupted() {
+    fail({Status::Interrupted,
+          posted_,
+          {config_.rank},
+          "rank " + std::to_string(config_.rank) + " was interrupted (Ctrl-C)"});
+    fail_tasks();
 }
 
 Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interrupt) {
@@ -145,6 +154,13 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
         if (messenger_->busy()) {  // there is no need to wait for anybody
             sleepy = now + kYield;
             nap.reset();
+            lock.unlock();
+            interrupted = interrupt && interrupt();
+            lock.lock();
+            if (interrupted) {
+                stop_interrupted();
+                break;
+            }
             let_in(lock);
         } else if (nap) {
             nap->sleep(lock, std::min(next_due(now), limit) - now);
@@ -153,11 +169,7 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
             interrupted = interrupt && interrupt();
             lock.lock();
             if (interrupted) {
-                fail({Status::Interrupted,
-                      posted_,
-                      {config_.rank},
-                      "rank " + std::to_string(config_.rank) + " was interrupted (Ctrl-C)"});
-                fail_tasks();
+                stop_interrupted();
                 break;
             }
         } else {

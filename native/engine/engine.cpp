@@ -178,7 +178,8 @@ void Engine::sleep(const std::vector<std::shared_ptr<Comm>>& comms) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
         timeout = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
     }
-    const bool ticks = expecting_.load(std::memory_order_seq_cst) && armed.empty();
+    const bool ticks =
+        expecting_.load(std::memory_order_seq_cst) && (armed.empty() || due == Clock::time_point::max());
     if (ticks) timeout = timeout < 0 ? kTickMilliseconds : std::min(timeout, kTickMilliseconds);
     int events = 1;
     if (!stop_ && seen_.load() == version_.load()) events = ::poll(fds.data(), fds.size(), timeout);

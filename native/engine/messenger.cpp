@@ -5,7 +5,6 @@
 
 #include "engine/comm.hpp"
 #include "kernels/kernels.hpp"
-#include "links/cma.hpp"
 
 namespace hcomm {
 namespace {
@@ -15,8 +14,6 @@ constexpr std::uint64_t kMagic = 0x48434F4D4D503250ULL;
 constexpr std::uint64_t kEagerShm = Comm::kSmallMessage;
 constexpr std::uint64_t kEagerTcp = 32 << 10;
 constexpr std::uint64_t kEagerMost = 64 << 10;  ///< no peer may announce more
-/// What is fetched at a time: whoever waits for the lock in between must not wait long.
-constexpr std::uint64_t kFetchPiece = 1 << 20;
 
 std::uint64_t eager_most(const Peer& peer) noexcept { return peer.is_local() ? kEagerShm : kEagerTcp; }
 
@@ -113,10 +110,16 @@ void Messenger::announce(Lane& lane, const std::shared_ptr<Message>& message) {
         if (auto segment = comm_.shared_segment(message->data, message->bytes, false))
             message->shown.show(std::move(segment), message->data, message->bytes);
     announced_[message->id] = message;
+    if (!local) ++far_;
     Frame frame;
-    const bool early = local && !message->shown.segment && message->bytes <= comm_.layout_.p2p_bytes / 2;
-    frame.header = header_of(*message, early ? MessageHeader::Early : MessageHeader::Request);
-    if (early) frame.body = message->data;
+    // Their receiver may have to keep them, so no more are on the way than the ring holds.
+    message->early = local && !message->shown.segment && message->bytes <= comm_.layout_.p2p_bytes / 2 &&
+                     lane.early_bytes + message->bytes <= comm_.layout_.p2p_bytes;
+    frame.header = header_of(*message, message->early ? MessageHeader::Early : MessageHeader::Request);
+    if (message->early) {
+        frame.body = message->data;
+        lane.early_bytes += message->bytes;
+    }
     push(lane, std::move(frame));
 }
 
@@ -130,7 +133,10 @@ void Messenger::send_to_self(const std::shared_ptr<Message>& message) {
         arrived.own = nullptr;
         finish(*message, Status::Ok);
     }
-    if (auto receiver = take_posted(comm_.rank(), message->tag)) return deliver(lane, arrived, *receiver);
+    if (auto receiver = take_posted(comm_.rank(), message->tag)) {
+        deliver(lane, arrived, *receiver);
+        return comm_.wake_self();  // another thread may sleep in that receive
+    }
     lane.arrived.push_back(std::move(arrived));
 }
 
@@ -332,83 +338,6 @@ void Messenger::end_of_body(Lane& lane) {
             lane.arrived.push_back(std::move(arrived));
     }
     lane.body = {};
-}
-
-void Messenger::answer(Lane& lane, const MessageHeader& header, MessageHeader::Kind kind) {
-    Frame frame;
-    frame.header = {kMagic, header.id, 0, 0, header.tag, kind, header.dtype, 0, 0, 0, {}};
-    push(lane, std::move(frame));
-    // Nobody there may be looking, and then the message would not come.
-    if (kind == MessageHeader::Grant && lane.peer->is_local()) lane.peer->control->ding();
-}
-
-void Messenger::on_request(Lane& lane, const MessageHeader& header, std::shared_ptr<Message> message) {
-    if (!fits(header, *message, lane.peer->rank)) {
-        answer(lane, header, MessageHeader::Refuse);
-        return finish(*message, Status::MessageMismatch);
-    }
-    Fetch fetch{header, std::move(message), {}, 0};
-    if (header.is_shared && lane.peer->is_local()) {
-        const auto [segment, offset] = unpack_place(header.place);
-        fetch.from = lane.peer->find_shared(segment, offset);
-        if (fetch.from.bytes < header.bytes || !fetch.from.data)
-            broken_protocol(lane, "a message in memory that it has not shared");
-    }
-    lane.fetches.push_back(std::move(fetch));
-    ++fetching_;
-    if (lane.fetches.size() == 1) this->fetch(lane);
-}
-
-/// Takes the next piece of the first message that is to be fetched.
-void Messenger::fetch(Lane& lane) {
-    Fetch& fetch = lane.fetches.front();
-    const MessageHeader header = fetch.header;
-    const std::uint64_t n = std::min(header.bytes - fetch.got, kFetchPiece);
-    std::byte* into = fetch.message->data + fetch.got;
-    bool reached = true;
-    if (!fetch.from.data)
-        reached = lane.peer->pid != 0 && cma_read(lane.peer->pid, header.address + fetch.got, into, n);
-    else
-        copy_bytes(into, fetch.from.data + fetch.got, n, header.bytes);
-    fetch.got += n;
-    if (reached && fetch.got < header.bytes) return;
-    const std::shared_ptr<Message> message = std::move(fetch.message);
-    lane.fetches.pop_front();
-    --fetching_;
-    if (reached) {
-        finish(*message, Status::Ok);
-    } else {
-        // Where the memory cannot be reached, the sender writes it to the link.
-        lane.granted[header.id] = message;
-    }
-    answer(lane, header, reached ? MessageHeader::Done : MessageHeader::Grant);
-}
-
-void Messenger::on_grant(Lane& lane, std::uint64_t id) {
-    const auto found = announced_.find(id);
-    if (found == announced_.end() || found->second->peer != lane.peer->rank)
-        broken_protocol(lane, "a grant for no message");
-    auto message = std::move(found->second);
-    announced_.erase(found);
-    Frame frame;
-    frame.header = header_of(*message, MessageHeader::Data);
-    frame.body = message->data;
-    frame.completes = std::move(message);
-    push(lane, std::move(frame));
-}
-
-void Messenger::on_answer(Lane& lane) {
-    const auto found = announced_.find(lane.header.id);
-    if (found == announced_.end() || found->second->peer != lane.peer->rank)
-        broken_protocol(lane, "an answer to no message");
-    auto message = std::move(found->second);
-    announced_.erase(found);
-    if (lane.header.kind == MessageHeader::Refuse)
-        message->text = "rank " + std::to_string(lane.peer->rank) +
-                        " expects another type or count than the " +
-                        size_text(message->bytes, message->dtype) + " that rank " +
-                        std::to_string(comm_.rank()) + " sends with tag " + std::to_string(message->tag);
-    finish(*message, lane.header.kind == MessageHeader::Done ? Status::Ok : Status::MessageMismatch);
 }
 
 }  // namespace hcomm

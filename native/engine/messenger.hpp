@@ -29,6 +29,7 @@ struct Message final : Task {
     std::uint64_t bytes = 0;
     std::uint64_t id = 0;  ///< the sender's number for it
     int source = -1;       ///< receive: the rank it came from
+    bool early = false;    ///< send: its body travels with the announcement
     Shown shown;           ///< send: where the receiver finds it, if it lies in shared memory
     std::string text;      ///< why it failed, for Status::MessageMismatch
 };
@@ -118,6 +119,7 @@ class Messenger {
         Peer* peer = nullptr;
         Link* link = nullptr;
         std::deque<Frame> out;
+        std::uint64_t early_bytes = 0;  ///< of messages whose bodies are out, and that wait for an answer
         std::list<Arrived> arrived;
         std::map<std::uint64_t, std::shared_ptr<Message>> granted;  ///< receives whose body is to come
         std::deque<Fetch> fetches;
@@ -144,6 +146,7 @@ class Messenger {
     void answer(Lane& lane, const MessageHeader& header, MessageHeader::Kind kind);
     void on_grant(Lane& lane, std::uint64_t id);
     void on_answer(Lane& lane);
+    std::shared_ptr<Message> take_announced(Lane& lane, std::uint64_t id);
     void end_of_body(Lane& lane);
     void deliver(Lane& lane, Arrived& arrived, Message& message);
     void send_to_self(const std::shared_ptr<Message>& message);
@@ -160,6 +163,7 @@ class Messenger {
     std::uint64_t unfinished_ = 0;
     std::uint64_t unsent_ = 0;  ///< frames in the lanes' queues
     std::uint64_t fetching_ = 0;
+    std::uint64_t far_ = 0;  ///< of the announced ones, those to other hosts
 };
 
 }  // namespace hcomm

@@ -12,6 +12,7 @@ void Messenger::fail(Status status) {
     posted_.clear();
     for (auto& [id, message] : announced_) finish(*message, status);
     announced_.clear();
+    far_ = 0;
     for (Lane& lane : lanes_) {
         for (auto& [id, message] : lane.granted) finish(*message, status);
         lane.granted.clear();
@@ -24,7 +25,11 @@ void Messenger::fail(Status status) {
             if (frame.completes) finish(*frame.completes, status);
         unsent_ -= lane.out.size();
         lane.out.clear();
+        lane.early_bytes = 0;
+        for (Arrived& arrived : lane.arrived)
+            if (arrived.own) finish(*arrived.own, status);
         lane.arrived.clear();
+        lane.in_body = false;
     }
 }
 
@@ -40,6 +45,8 @@ void for_each_unfinished(const Posted& posted, const Announced& announced, const
     for (const auto& lane : lanes) {
         for (const auto& [id, message] : lane.granted)
             if (visit(message)) return;
+        for (const auto& arrived : lane.arrived)
+            if (arrived.own && visit(arrived.own)) return;
         for (const auto& fetch : lane.fetches)
             if (visit(fetch.message)) return;
         if (lane.target && visit(lane.target)) return;
@@ -99,10 +106,7 @@ std::string Messenger::describe() const {
 }
 
 bool Messenger::awaits_answers_only() const noexcept {
-    return unsent_ == 0 && unfinished_ == announced_.size() &&
-           std::all_of(announced_.begin(), announced_.end(), [&](const auto& entry) {
-               return lanes_[static_cast<std::size_t>(entry.second->peer)].peer->is_local();
-           });
+    return unsent_ == 0 && far_ == 0 && unfinished_ == announced_.size();
 }
 
 void Messenger::collect_fds(std::vector<pollfd>& fds) const {

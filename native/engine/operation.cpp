@@ -10,9 +10,9 @@ namespace {
 
 /// A post counter holds the operation above this bit and the posts in it below: it only ever grows.
 constexpr unsigned kSeqShift = 20;
-/// How far operations wander through their half of the window: the two halves are twice the size of a usual
-/// second-level cache.
-constexpr std::uint64_t kWander = 1 << 20;
+/// How far operations wander through their half of the window. They use about half of their places, so that
+/// lines are written again after about twice the size of a usual second-level cache.
+constexpr std::uint64_t kWander = 2 << 20;
 
 }  // namespace
 

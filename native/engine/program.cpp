@@ -143,6 +143,9 @@ class Binder {
         return {region.space, region.owner, region.slot, region.slot >= 0 ? 0 : first * item_, last - first};
     }
 
+    /// The vector in whole cache lines; 0 if ranks do not agree on its length.
+    std::uint64_t vector_bytes() const noexcept { return (sizes_.count * item_ + 63) / 64 * 64; }
+
     /// The length of this kind of region on the rank where it is longest: all ranks must find the same.
     std::uint64_t longest(const Region& region) const {
         const auto widest = [](const std::vector<std::uint64_t>& bounds) {
@@ -267,25 +270,23 @@ void size_block(const Block& block, const Program& program, const Binder& binder
     bound.tile = bytes / item;
     bound.tiles = (longest + bound.tile - 1) / bound.tile;
     bound.slot_bytes = bytes;
-    // What lies in which slot is known of one block at a time: a second one must find them in the same
-    // places.
-    if (program.blocks.size() > 1) return;
-    // Short vectors leave the rest of the window to the operations after this one.
+    const std::uint64_t vector = binder.vector_bytes();
+    if (vector == 0) return;
+    // Short vectors leave the rest of the window to the operations after this one. All ranks must find the
+    // same places, whatever their own programs name, so only the length of the vector counts.
+    bound.slot_bytes = std::min(bytes, vector);
+    const std::uint64_t tiles = (vector + bytes - 1) / bytes;
     bound.buffers = static_cast<std::int32_t>(
-        std::clamp<std::uint64_t>(bound.tiles, 1, static_cast<std::uint64_t>(block.buffers)));
-    bound.slot_bytes = std::min(bytes, round_up(longest * item));
+        std::clamp<std::uint64_t>(tiles, 1, static_cast<std::uint64_t>(block.buffers)));
 }
 
-/// What of the window a block uses. Of a block without tiles a rank knows its own regions only; none is
-/// longer than the vector.
-std::uint64_t window_of(const Program& program, const BoundBlock& block, const Sizes& sizes,
-                        std::uint64_t item) {
-    const auto slots = static_cast<std::uint64_t>(program.window_slots);
-    if (block.tile) return slots * static_cast<std::uint64_t>(block.buffers) * block.slot_bytes;
-    const std::uint64_t vector = (sizes.count * item + 63) / 64 * 64;
-    if (vector < block.slot_bytes && sizes.count > 0)
-        throw std::invalid_argument("a region that is longer than the vector");
-    return slots * vector;
+/// A bound of what one operation uses of a window, by what all ranks agree on: tiles of a slot have at most
+/// the length of two vectors, since all but the last are full.
+std::uint64_t window_bound(const Program& program, const BoundProgram& bound, std::uint64_t vector) {
+    for (const BoundBlock& block : bound.blocks)
+        if (vector > 0 && !block.tile && block.slot_bytes > vector)
+            throw std::invalid_argument("a program with a region that is longer than the vector");
+    return static_cast<std::uint64_t>(program.window_slots) * 2 * vector;
 }
 
 /// What one untiled block leaves in a slot, a later one finds there: they all have one stride.
@@ -349,9 +350,7 @@ BoundProgram BoundProgram::bind(const Program& program, const Sizes& sizes, DTyp
         bound.blocks.push_back(std::move(out));
     }
     share_stride(bound);
-    if (sizes.count > 0 && bound.uses_window)
-        for (const BoundBlock& block : bound.blocks)
-            bound.window_bytes = std::max(bound.window_bytes, window_of(program, block, sizes, item));
+    bound.window_bytes = window_bound(program, bound, binder.vector_bytes());
     return bound;
 }
 

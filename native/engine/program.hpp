@@ -119,7 +119,7 @@ struct BoundBlock {
 struct BoundProgram {
     std::vector<BoundBlock> blocks;
     std::uint64_t scratch_bytes = 0;
-    /// The part of a window that one operation uses at most, alike on all ranks; 0: not known.
+    /// What one operation uses of a window at most, alike on all ranks; 0: not known, or nothing.
     std::uint64_t window_bytes = 0;
     bool uses_window = false;
     bool uses_sync = false;

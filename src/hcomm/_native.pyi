@@ -57,7 +57,8 @@ class Engine:
 class Plan: ...
 
 class Op:
-    done: bool
+    done: bool  # of a message: after a look for what has come in
+    over: bool  # the same, without a look
     status: int
     source: int  # for recv: the rank it came from
     nbytes: int  # for recv: bytes received

@@ -211,6 +211,12 @@ class Communicator(Exchanges, PointToPoint, Costed):
             return Link("shm", "")
         return Link("tcp", self._reasons.get(rank, ""))
 
+    def close(self) -> None:
+        """Leave the communicator. Does not wait: operations still running fail here; other ranks are told."""
+        for helper in self._helpers:
+            helper.close()
+        super().close()
+
     def statistics(self) -> Statistics:
         """Bytes that this rank has sent over its links, headers included: per rank, and to other hosts alone.
 

@@ -137,7 +137,7 @@ class Work:
 
     def _reap(self) -> None:
         """Let go of the tensors if it is complete; a failure is reported when somebody asks for it."""
-        if self._complete is None or not self._op.done:
+        if self._complete is None or not self._op.over:
             return
         if self._op.status == _native.OK:
             self._settle(_native.OK)

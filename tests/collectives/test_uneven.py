@@ -75,3 +75,39 @@ def test_several_dimensions_split_along_the_first(job: Any) -> None:
         assert found["share"] == (2 * rows + 100)[half].tolist()
         assert found["exchanged"] == np.concatenate([rows[half], rows[half] + 100]).tolist()
         assert found["zero_dim"] == 3.0
+
+
+def rank_dependent_programs() -> list[str]:
+    """A user's algorithm whose root has a block more than the others, without the window: places must be the same."""
+    import torch
+
+    import hcomm
+    from hcomm.planning.builder import Builder
+
+    @hcomm.algorithm("gather", name="through_windows", requires=hcomm.SHARED_MEMORY, sizes=[4])
+    def through_windows(p: Builder) -> None:
+        if p.rank == p.root:
+            p.move(dst=p.out_block(p.root), src=p.input())
+        with p.tiles(256 << 10, buffers=2, stages=2):
+            if p.rank == p.root:
+                for r in p.ranks:
+                    if r != p.root:
+                        p.move(dst=p.out_block(r), src=p.window(0, like=p.out_block(r), of=r), stage=1)
+            else:
+                p.move(dst=p.window(0, like=p.input()), src=p.input(), stage=0)
+            p.meet()
+
+    rank, wrong = hcomm.rank(), []
+    for count in (1000, 70_000):
+        for turn in range(9):
+            mine = torch.arange(count) % 1000 + 1000 * rank + turn
+            found = hcomm.gather(mine, 0, algorithm="through_windows")
+            if rank == 0:
+                expected = torch.cat([torch.arange(count) % 1000 + 1000 * r + turn for r in range(4)])
+                if not torch.equal(torch.as_tensor(found).reshape(-1), expected):
+                    wrong.append(f"{count} {turn}")
+    return wrong
+
+
+def test_programs_that_differ_between_ranks_find_each_others_windows(job: Any) -> None:
+    assert job(4, rank_dependent_programs) == [[]] * 4

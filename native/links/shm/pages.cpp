@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdint>
@@ -32,13 +33,23 @@ bool wanted() noexcept {
     return allowed;
 }
 
+/// The number in a file of one; `otherwise` if there is none.
+std::uint64_t number_in(const char* path, std::uint64_t otherwise) noexcept {
+    const File file(std::fopen(path, "re"), &std::fclose);
+    std::uint64_t value = 0;
+    return file && std::fscanf(file.get(), "%" SCNu64, &value) == 1 ? value : otherwise;
+}
+
+/// What this process may still take: of the machine, and of its control group where that has a limit.
 std::size_t available_bytes() noexcept {
     const File file(std::fopen("/proc/meminfo", "re"), &std::fclose);
     char line[128];
     std::uint64_t kibibytes = 0;
     while (file && std::fgets(line, sizeof line, file.get()))
-        if (std::sscanf(line, "MemAvailable: %" SCNu64, &kibibytes) == 1) return kibibytes << 10;
-    return 0;
+        if (std::sscanf(line, "MemAvailable: %" SCNu64, &kibibytes) == 1) break;
+    const std::uint64_t limit = number_in("/sys/fs/cgroup/memory.max", UINT64_MAX);
+    const std::uint64_t used = number_in("/sys/fs/cgroup/memory.current", 0);
+    return std::min<std::uint64_t>(kibibytes << 10, limit > used ? limit - used : 0);
 }
 
 }  // namespace

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hcomm import buffers
 from hcomm.compression.exchange import Exchange, new_array
+from hcomm.errors import CommunicatorError, HcommError
 from hcomm.work import Work
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Hierarchical:
         self._wire = wire
         self._inside, between = _groups(communicator)
         self._between = None if between is None else make(between)
+        self._all = [group for group in (self._inside, between, communicator) if group is not None]
         self._vector: Any = None
         self._added: Work | None = None
 
@@ -75,15 +78,17 @@ class Hierarchical:
         # Refused on all ranks alike, not only on the one that needs the type.
         new_array(buffers.pack(vector, writable=True), 0, self._wire)
         self._vector = vector
-        self._added = self._inside.reduce_async(vector, 0, self._op)
-        if self._between is not None:
-            self._added.wait()
-            self._between.start(vector)
+        with self._failing_together():
+            self._added = self._inside.reduce_async(vector, 0, self._op)
+            if self._between is not None:
+                self._added.wait()
+                self._between.start(vector)
 
     def turn(self) -> None:
         """Likewise; see `Exchange`."""
         if self._between is not None:
-            self._between.turn()
+            with self._failing_together():
+                self._between.turn()
 
     def finish(self) -> None:
         """Likewise; see `Exchange`."""
@@ -91,7 +96,19 @@ class Hierarchical:
         vector, self._vector = self._vector, None
         if added is None:
             return
-        added.wait()
-        if self._between is not None:
-            self._between.finish()
-        self._inside.broadcast(vector, 0)
+        with self._failing_together():
+            added.wait()
+            if self._between is not None:
+                self._between.finish()
+            self._inside.broadcast(vector, 0)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """What fails in one of the groups fails in all: ranks of other hosts and of this one wait in them."""
+        try:
+            yield
+        except CommunicatorError as error:
+            for group in self._all:
+                with suppress(HcommError):  # it is broken already
+                    group.abort(f"a compressed exchange failed: {error}")
+            raise

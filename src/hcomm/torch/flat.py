@@ -71,8 +71,9 @@ class Slot:
 
     def _copy(self, gradient: torch.Tensor) -> None:
         place = self.place
-        alike = gradient.dtype == place.dtype and gradient.stride() == place.stride()
-        if alike and place.nbytes >= _STREAM_BYTES and not gradient.is_neg():
+        alike = gradient.dtype == place.dtype and gradient.stride() == place.stride() and gradient.is_cpu
+        plain = type(gradient) in (torch.Tensor, torch.nn.Parameter) and not gradient.is_neg()
+        if alike and plain and place.nbytes >= _STREAM_BYTES:
             # Torch's copy reads each line that it is about to overwrite.
             _native.copy(place.data_ptr(), gradient.data_ptr(), place.nbytes)
         else:
@@ -93,6 +94,11 @@ class Slot:
 
     def _check_alike(self) -> None:
         parameter, place = self.parameter, self.place
+        if parameter.device != place.device:
+            raise UnsupportedBuffer(
+                f"parameter '{self.name}' was on {place.device} when its bucket was made, and is on "
+                f"{parameter.device} now; close() the bucket, move the model, and make a new one"
+            )
         if parameter.dtype != place.dtype or parameter.shape != place.shape:
             raise UnsupportedBuffer(
                 f"parameter '{self.name}' was {place.dtype} of shape {tuple(place.shape)} when its bucket was made, "
