@@ -44,6 +44,10 @@ class Op:
         self.nbytes = 0
         self.text = ""
 
+    @property
+    def over(self) -> bool:
+        return self.done
+
     def finish(self, status: int = OK, source: int = 0, text: str = "") -> None:
         self.done, self.status, self.source, self.text = True, status, source, text
 
