@@ -13,6 +13,8 @@ constexpr unsigned kSeqShift = 20;
 /// How far operations wander through their half of the window. They use about half of their places, so that
 /// lines are written again after about twice the size of a usual second-level cache.
 constexpr std::uint64_t kWander = 2 << 20;
+/// In no more places than these: each takes pages that were never touched when it is used for the first time.
+constexpr std::uint64_t kPlaces = 64;
 
 }  // namespace
 
@@ -34,7 +36,8 @@ Operation::Operation(Comm& comm, std::shared_ptr<const Plan> plan, std::byte* in
 void Operation::use(const BoundProgram& program) noexcept {
     program_ = &program;
     const std::uint64_t bytes = program.window_bytes;
-    const std::uint64_t turns = bytes ? std::min(comm_.layout_.operation_bytes, kWander) / bytes : 0;
+    const std::uint64_t turns =
+        bytes ? std::min(std::min(comm_.layout_.operation_bytes, kWander) / bytes, kPlaces) : 0;
     place_in_window_ = turns > 1 ? header_.seq / 2 % turns * bytes : 0;
 }
 
