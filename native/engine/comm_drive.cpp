@@ -151,8 +151,12 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
         if (!task.pending()) break;
         check_slow(now, lock);
         if (!task.pending()) break;
-        if (messenger_->busy()) {  // there is no need to wait for anybody
-            sleepy = now + kYield;
+        const bool busy = messenger_->busy();  // there is no need to wait for anybody
+        if (busy || nap) {
+            if (busy)
+                sleepy = now + kYield;
+            else
+                nap->sleep(lock, std::min(next_due(now), limit) - now);
             nap.reset();
             lock.unlock();
             interrupted = interrupt && interrupt();
@@ -161,17 +165,7 @@ Status Comm::drive(Task& task, Clock::time_point limit, const Interrupt& interru
                 stop_interrupted();
                 break;
             }
-            let_in(lock);
-        } else if (nap) {
-            nap->sleep(lock, std::min(next_due(now), limit) - now);
-            nap.reset();
-            lock.unlock();
-            interrupted = interrupt && interrupt();
-            lock.lock();
-            if (interrupted) {
-                stop_interrupted();
-                break;
-            }
+            if (busy) let_in(lock);
         } else {
             lock.unlock();
             ::sched_yield();

@@ -71,18 +71,17 @@ MessageHeader Messenger::header_of(const Message& message, MessageHeader::Kind k
 bool Messenger::send_now(int dst, int tag, const std::byte* data, std::uint64_t bytes, std::uint8_t dtype) {
     if (dst == comm_.rank()) return false;
     Lane& lane = lanes_[static_cast<std::size_t>(dst)];
-    if (bytes > eager_most(*lane.peer) || lane.peer->lost_at != 0 || !lane.out.empty()) return false;
+    if (bytes > eager_most(*lane.peer) || lane.peer->lost_at != 0) return false;
     MessageHeader header{kMagic, next_id_++, bytes, 0, tag, MessageHeader::Eager, dtype, 0, 0, 0, {}};
     std::uint64_t sent = 0;
-    if (transmit(lane, header, data, sent)) return true;
+    if (lane.out.empty() && transmit(lane, header, data, sent)) return true;
     // The link is full: keep a copy, so that the caller may reuse its tensor.
     Frame rest;
     rest.header = header;
     rest.copy.assign(data, data + bytes);
     rest.body = rest.copy.data();
     rest.sent = sent;
-    lane.out.push_back(std::move(rest));
-    ++unsent_;
+    push(lane, std::move(rest));
     return true;
 }
 
@@ -93,14 +92,7 @@ void Messenger::send(std::shared_ptr<Message> message) {
     ++unfinished_;
     message->id = next_id_++;
     if (message->peer == comm_.rank()) return send_to_self(message);
-    Lane& lane = lanes_[static_cast<std::size_t>(message->peer)];
-    if (message->bytes > eager_most(*lane.peer) || lane.peer->lost_at != 0) return announce(lane, message);
-    Frame frame;
-    frame.header = header_of(*message, MessageHeader::Eager);
-    frame.copy.assign(message->data, message->data + message->bytes);
-    frame.body = frame.copy.data();
-    push(lane, std::move(frame));
-    finish(*message, Status::Ok);
+    announce(lanes_[static_cast<std::size_t>(message->peer)], message);
 }
 
 /// Sends what its receiver has to answer.

@@ -70,7 +70,7 @@ class Messenger {
     ~Messenger();
 
     void send(std::shared_ptr<Message> message);
-    /// Sends a small message if that can be done at once, without a Message; false if it cannot.
+    /// Sends a message that is small enough to be copied, without a Message; false if it is not, or in vain.
     bool send_now(int dst, int tag, const std::byte* data, std::uint64_t bytes, std::uint8_t dtype);
     void receive(std::shared_ptr<Message> message);
 
